@@ -34,7 +34,6 @@ var rules = []rule{
 	{"cmd/kubectl-berth/console/api", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "requests are answered from memory, or with the writer of their user"},
 	{"cmd/kubectl-berth/console/page", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "pages are drawn from memory, and write with the writer of their user"},
 	{"cmd/kubectl-berth/pool/poolmap", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a map is drawn from objects, without I/O"},
-	{"cmd/kubectl-berth/inventory/usage", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "addresses are counted without I/O"},
 	{"cmd/kubectl-berth/inventory/netbox", []string{"context", "k8s.io", "ipam/api"}, "an inventory's lists are read and written without I/O"},
 	{"cmd/kubectl-berth/transfer/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is made without I/O"},
 	{"cmd/kubectl-berth/transfer/galaxyimport", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is made without I/O"},

@@ -18,7 +18,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -28,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	berth "github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/dump"
@@ -83,7 +81,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetIn(streams.In)
 	command.SetOut(streams.Out)
 	command.SetErr(streams.ErrOut)
-	of := cluster.New(genericclioptions.NewConfigFlags(true), command.PersistentFlags())
+	of := berth.NewCluster(command.PersistentFlags())
 	verbosity := newVerbosity()
 	command.PersistentFlags().AddFlag(verbosity)
 	command.PersistentPreRun = func(*cobra.Command, []string) {
@@ -111,7 +109,6 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return command
 }
 
-// withUsage adds the usage of the command to errors about its arguments.
 func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		err := check(command, args)
@@ -122,7 +119,6 @@ func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// newVerbosity returns kubectl's flag -v.
 func newVerbosity() *pflag.Flag {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)

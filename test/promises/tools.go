@@ -66,12 +66,12 @@ var tools = []promise{
 	},
 	{
 		"NetBox's addresses that are not Berth's are left as they are.", "docs/how-to/netbox.md",
-		"cmd/kubectl-berth/inventory/netbox/write.go", "case !e.IsBerths():\n\t\t\tforeign = append(foreign, e)\n\t\t", "",
+		"cmd/kubectl-berth/inventory/netbox/netbox.go", "case !e.IsBerths():\n\t\t\tforeign = append(foreign, e)\n\t\t", "",
 		"cmd/kubectl-berth/inventory/netbox", "TestSecondImportChangesNothing",
 	},
 	{
 		"The import from Galaxy leaves out an address that Galaxy itself would free.", "docs/how-to/migration.md",
-		"cmd/kubectl-berth/transfer/galaxyimport/plan.go", `return decided(Stale, "its pod is gone, Galaxy frees it", attributeNote)`, `return decided(Create, "its pod is gone, Galaxy frees it", attributeNote)`,
+		"cmd/kubectl-berth/transfer/galaxyimport/plan.go", `return plan.Stale, plan.Join("its pod is gone, Galaxy frees it", attributeNote)`, `return plan.Create, plan.Join("its pod is gone, Galaxy frees it", attributeNote)`,
 		"cmd/kubectl-berth/transfer/galaxyimport", "TestAddress",
 	},
 	{

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -135,7 +134,7 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 	}
 	ips := map[netip.Addr]*v1alpha1.FloatingIP{}
 	if len(addrs) == 1 {
-		ip, err := cluster.FloatingIP(ctx, l.Berth, addrs[0])
+		ip, err := l.FloatingIP(ctx, addrs[0])
 		if err != nil {
 			return nil, err
 		}
@@ -149,8 +148,7 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 			return nil, err
 		}
 		for _, ip := range list {
-			addr, _ := v1alpha1.AddrOf(ip.Name) // the target has it
-			ips[addr] = ip
+			ips[ip.Addr()] = ip
 		}
 	}
 	found := make([]standing.Address, 0, len(addrs))
@@ -164,9 +162,8 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 	return found, nil
 }
 
-// list lists the FloatingIPs of a target.
 func (l *look) list(ctx context.Context, t *target.Target) ([]*v1alpha1.FloatingIP, error) {
-	list, version, err := cluster.FloatingIPs(ctx, l.Berth, t.Selector())
+	list, version, err := l.FloatingIPs(ctx, t.Selector())
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +183,7 @@ func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP, addr netip.Addr)
 		found = standing.AddressOf(ip)
 	}
 	if l.pools == nil && (ip == nil || found.NeedsPools() && ip.Spec.ReleasedAt != nil) {
-		if l.pools, err = cluster.Pools(ctx, l.Berth); err != nil {
+		if l.pools, err = l.Pools(ctx); err != nil {
 			return found, err
 		}
 	}
@@ -197,7 +194,6 @@ func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP, addr netip.Addr)
 	return found, nil
 }
 
-// ofObject returns the addresses of a pod, a workload or a claim.
 func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Address, error) {
 	ips, err := l.list(ctx, t)
 	if err != nil {
@@ -221,19 +217,16 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 		}
 		found = append(found, each)
 	}
-	slices.SortFunc(found, byPod)
+	slices.SortFunc(found, func(a, b standing.Address) int {
+		const last = "~" // those without a pod
+		one, _ := v1alpha1.AddrOf(a.Object)
+		other, _ := v1alpha1.AddrOf(b.Object)
+		return cmp.Or(strings.Compare(cmp.Or(a.Pod.String(), last), cmp.Or(b.Pod.String(), last)), one.Compare(other))
+	})
 	if len(found) == 0 {
 		return nil, l.nothing(ctx, t)
 	}
 	return found, nil
-}
-
-// byPod orders addresses by their pods; addresses without one come last.
-func byPod(a, b standing.Address) int {
-	const last = "~"
-	one, _ := v1alpha1.AddrOf(a.Object)
-	other, _ := v1alpha1.AddrOf(b.Object)
-	return cmp.Or(strings.Compare(cmp.Or(a.Pod.String(), last), cmp.Or(b.Pod.String(), last)), one.Compare(other))
 }
 
 // nothing says on stderr that an object has no address, or fails if there is no such object.
@@ -245,7 +238,6 @@ func (l *look) nothing(ctx context.Context, t *target.Target) error {
 	return nil
 }
 
-// follow has an address printed again whenever its FloatingIP changes.
 func (l *look) follow(ctx context.Context, t *target.Target) {
 	l.Follow(l.version, func(options metav1.ListOptions) (watch.Interface, error) {
 		options.FieldSelector = t.Selector()
@@ -262,8 +254,7 @@ func (l *look) follow(ctx context.Context, t *target.Target) {
 			changed, err = l.of(ctx, ip, netip.Addr{})
 		case t.Kind == target.Addresses:
 			l.pools = nil // as they are now
-			addr, _ := v1alpha1.AddrOf(ip.Name)
-			changed, err = l.of(ctx, nil, addr)
+			changed, err = l.of(ctx, nil, ip.Addr())
 		default:
 			changed = standing.Address{Address: ip.Spec.Address, State: "Deleted", Pool: ip.Spec.Pool, Note: "it is no longer " + t.String() + "'s"}
 		}
@@ -279,7 +270,7 @@ func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) (
 	if err != nil {
 		return nil, missing // it gives the user the cause
 	}
-	between := cluster.Between(ctx, l.Kube)
+	between := l.Between(ctx)
 	found, is := []standing.Address{}, false
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -288,8 +279,11 @@ func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) (
 		}
 		is = is || t.Kind == "Pod"
 		names, _ := podrequest.NamesOf(pod)
+		if pod.Spec.NodeName == "" || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+			continue // a finished one gave its addresses back, and others may have them
+		}
 		for _, name := range names {
-			if addr, err := v1alpha1.AddrOf(name); err == nil && runsWith(pod) && (t.Kind != target.Addresses || t.Range.Contains(addr)) {
+			if addr, err := v1alpha1.AddrOf(name); err == nil && (t.Kind != target.Addresses || t.Range.Contains(addr)) {
 				found = append(found, ofPod(pod, addr))
 			}
 		}
@@ -309,13 +303,6 @@ func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) (
 	return found, nil
 }
 
-// runsWith says whether a pod has the addresses that its annotation names: a finished one gave
-// them back, and others may have them.
-func runsWith(pod *v1.Pod) bool {
-	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
-}
-
-// ofPod returns one of the addresses in a pod's annotation.
 func ofPod(pod *v1.Pod, addr netip.Addr) standing.Address {
 	a := standing.Address{
 		Address: addr.String(), State: standing.Held, Pod: &standing.Pod{Namespace: pod.Namespace, Name: pod.Name}, Node: pod.Spec.NodeName,
@@ -327,11 +314,10 @@ func ofPod(pod *v1.Pod, addr netip.Addr) standing.Address {
 	return a
 }
 
-// answerOf returns the answer with these addresses.
 func answerOf(addresses []standing.Address, now time.Time) *answer.Answer {
 	table := answer.NewTable("Address", "State", "Pool", "Pod", "Node", "Owner", "Since", "+Policy", "+Last-Pod", "Note")
 	return answer.List("AddressList", addresses, table, func(of *standing.Address) (name string, cells []any) {
-		return answer.FloatingIP(of.Object), []any{
+		return answer.NameOf("FloatingIP", of.Object), []any{
 			of.Address, string(of.State), of.Pool, of.Pod.String(), of.Node, of.Owner.String(), answer.Age(of.Since, now), string(of.ReleasePolicy), of.LastPod, of.Note,
 		}
 	})

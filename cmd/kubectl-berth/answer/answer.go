@@ -97,9 +97,6 @@ func NewFormat() *Format { return &Format{print: genericclioptions.NewPrintFlags
 // Formats are the values of -o without a template.
 var Formats = []string{"wide", "json", "yaml", "name", "jsonpath=", "jsonpath-file=", "go-template=", "go-template-file="}
 
-// forPeople are the values of -o that print the table.
-var forPeople = []string{"", "wide"}
-
 // AddFlags adds -o and --no-headers.
 func (f *Format) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVarP(f.print.OutputFormat, "output", "o", "", "Output format: wide, json, yaml, name, jsonpath=…, jsonpath-file=…, go-template=…, go-template-file=….")
@@ -117,26 +114,25 @@ func (f *Format) Check() error {
 }
 
 // printer returns nil for people and for names, which need none.
-func (f *Format) printer() (printers.ResourcePrinter, error) {
-	if format := *f.print.OutputFormat; slices.Contains(forPeople, format) || format == "name" {
-		return nil, nil
-	}
-	if f.made != nil {
+func (f *Format) printer() (_ printers.ResourcePrinter, err error) {
+	format := *f.print.OutputFormat
+	if f.made != nil || f.ForPeople() || format == "name" {
 		return f.made, nil
 	}
-	printer, err := f.print.ToPrinter()
+	f.made, err = f.print.ToPrinter()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
-		return nil, fmt.Errorf("-o %s: there is no such format: use wide, json, yaml, name, jsonpath=… or go-template=…", *f.print.OutputFormat)
+		err = errors.New("there is no such format: use wide, json, yaml, name, jsonpath=… or go-template=…")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("-o %s: %w", *f.print.OutputFormat, err)
+		return nil, fmt.Errorf("-o %s: %w", format, err)
 	}
-	f.made = printer
-	return printer, nil
+	return f.made, nil
 }
 
 // ForPeople says whether the output is a table or text.
-func (f *Format) ForPeople() bool { return slices.Contains(forPeople, *f.print.OutputFormat) }
+func (f *Format) ForPeople() bool {
+	return *f.print.OutputFormat == "" || *f.print.OutputFormat == "wide"
+}
 
 // Print prints an answer. A later one of the same command, of a watch, gets no headers.
 func (f *Format) Print(out io.Writer, a *Answer) error {
@@ -152,11 +148,11 @@ func (f *Format) Print(out io.Writer, a *Answer) error {
 		return wrap(printer.PrintObj(object, out))
 	case !f.ForPeople():
 		for _, name := range a.Names {
-			if _, err := fmt.Fprintln(out, name); err != nil {
-				return wrap(err)
+			if _, err = fmt.Fprintln(out, name); err != nil {
+				break
 			}
 		}
-		return nil
+		return wrap(err)
 	}
 	return f.printText(out, a)
 }
@@ -167,10 +163,7 @@ func (f *Format) printText(out io.Writer, a *Answer) error {
 		if f.columns == nil {
 			f.columns = printers.GetNewTabWriter(out)
 		}
-		if err := printers.NewTablePrinter(options).PrintObj(&a.Table.Table, f.columns); err != nil {
-			return wrap(err)
-		}
-		if err := f.columns.Flush(); err != nil {
+		if err := errors.Join(printers.NewTablePrinter(options).PrintObj(&a.Table.Table, f.columns), f.columns.Flush()); err != nil {
 			return wrap(err)
 		}
 		f.printed = true
@@ -188,7 +181,6 @@ func wrap(err error) error {
 	return nil
 }
 
-// object returns the content with its API version and kind.
 func (a *Answer) object() (*unstructured.Unstructured, error) {
 	text, err := json.Marshal(a.Content)
 	if err != nil {
@@ -242,15 +234,10 @@ func (t *Table) Print(out io.Writer) {
 	_ = columns.Flush()
 }
 
-// Items is a list as -o json and -o yaml print it.
-type Items[T any] struct {
-	Items []T `json:"items"`
-}
-
 // List returns the answer of a list: row returns the cells of an item, and its name for -o
 // name, empty if it has none.
 func List[T any](kind string, items []T, table *Table, row func(item *T) (name string, cells []any)) *Answer {
-	a := &Answer{Table: table, Kind: kind, Content: Items[T]{append([]T{}, items...)}}
+	a := &Answer{Table: table, Kind: kind, Content: map[string]any{"items": append([]T{}, items...)}}
 	for i := range items {
 		name, cells := row(&items[i])
 		table.Add(cells...)
@@ -261,12 +248,15 @@ func List[T any](kind string, items []T, table *Table, row func(item *T) (name s
 	return a
 }
 
-// FloatingIP returns the -o name of a FloatingIP; empty if it has no name.
-func FloatingIP(name string) string {
-	if name == "" {
+// NameOf returns an object as kubectl's -o name writes it; empty if it has no name.
+func NameOf(kind, name string) string {
+	switch {
+	case name == "":
 		return ""
+	case slices.Contains(v1alpha1.Kinds(), kind):
+		kind += "." + v1alpha1.GroupName
 	}
-	return "floatingip." + v1alpha1.GroupName + "/" + name
+	return strings.ToLower(kind) + "/" + name
 }
 
 // Age returns how long ago a time is, as kubectl shows it; empty for none.
@@ -292,8 +282,8 @@ func (p *Problems) Add(command, format string, args ...any) {
 	*p = append(*p, Problem{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
-// PrintProblems prints problems with their commands, and then open questions.
-func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []string) {
+// PrintProblems prints problems with their commands, and then open questions; where there is neither, that all is fine.
+func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []string, fine string) {
 	for _, p := range problems {
 		fmt.Fprintln(out, paint.Red(p.Text))
 		if p.Command != "" {
@@ -302,6 +292,9 @@ func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []str
 	}
 	for _, question := range slices.Sorted(slices.Values(unknown)) {
 		fmt.Fprintln(out, paint.Yellow("It is not known "+question))
+	}
+	if fine != "" && len(problems)+len(unknown) == 0 {
+		fmt.Fprintln(out, paint.Green(fine))
 	}
 }
 

@@ -20,10 +20,14 @@ import (
 	"iter"
 	"slices"
 	"sync"
-	"sync/atomic"
+
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -142,7 +146,6 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	}, nil
 }
 
-// grace returns how long suspects are looked at.
 func (a *Auditor) grace(suspects []Finding) time.Duration {
 	if a.options.Grace > 0 && slices.ContainsFunc(suspects, func(f Finding) bool { return f.Code == StaleStatus }) {
 		return max(a.options.Grace, a.late)
@@ -200,49 +203,38 @@ func (u unread) texts() []string {
 const workers = 16
 
 func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (found []Finding, not unread, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(workers)
 	rehearsal := reclaim.Rehearse(a.clients, o.Caches)
 	defer rehearsal.Close()
-	defer cancel()
-	var (
-		group sync.WaitGroup
-		mu    sync.Mutex
-		next  atomic.Int64
-		errs  []error
-	)
+	var mu sync.Mutex
 	not = unread{}
-	for range min(workers, len(names)) {
-		group.Go(func() {
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(names) {
-					return
-				}
-				deed, err := rehearsal.Of(ctx, names[i])
-				if err == nil && deed == reclaim.Nothing {
-					continue
-				}
-				ip, exists := o.floatingIP(names[i])
-				if !exists {
-					continue
-				}
-				mu.Lock()
-				var forbidden *customkind.ForbiddenError
-				switch f, ok := rehearsed(o, ip, deed, err); {
-				case errors.As(err, &forbidden):
-					not[forbidden.Error()]++
-				case isPassing(err):
-					errs = append(errs, err)
-					cancel()
-				case ok:
-					found = append(found, f)
-				}
-				mu.Unlock()
+	for _, name := range names {
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return nil
 			}
+			deed, err := rehearsal.Of(ctx, name)
+			ip, exists := o.floatingIP(name)
+			if err == nil && deed == reclaim.Nothing || !exists {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			var forbidden *customkind.ForbiddenError
+			switch f, ok := rehearsed(o, ip, deed, err); {
+			case errors.As(err, &forbidden):
+				not[forbidden.Error()]++
+			case isPassing(err):
+				return err
+			case ok:
+				found = append(found, f)
+			}
+			return nil
 		})
 	}
-	group.Wait()
-	return found, not, errors.Join(errs...)
+	err = group.Wait()
+	return found, not, err
 }
 
 // isPassing says whether an error is of this process's way to the API server, and not of an
@@ -250,4 +242,92 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (fou
 func isPassing(err error) bool {
 	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || errors.Is(err, context.Canceled) ||
 		apierrors.ReasonForError(err) == "" && !errors.Is(err, customkind.ErrMoved))
+}
+
+// Subject is an address and the objects that its traffic depends on.
+type Subject struct {
+	IP *v1alpha1.FloatingIP
+	// Pod, Node and Agent are nil if there are none.
+	Pod   *v1.Pod
+	Node  *v1.Node
+	Agent *v1.Pod
+	// Agents are the agents' pods of all nodes.
+	Agents []*v1.Pod
+	// Findings concern the address, its pod and its node.
+	Findings []Finding
+}
+
+// About looks at one address, once. It reads the address, the pools, its pod, its node and the
+// agents. The error is a Get's if there is no such FloatingIP. Blocking.
+func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
+	ip, err := a.clients.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
+	}
+	s, o := &Subject{IP: ip}, a.none()
+	always, _ := a.kinds(o)
+	kinds := always[1:2] // the pools
+	if a.options.Agents {
+		kinds = append(kinds[:1:1], a.agentsInto(ctx, o))
+	}
+	if err := errors.Join(o.FloatingIPs.Add(ip), a.list(ctx, kinds), a.readPod(ctx, s, o), a.readNode(ctx, s, o)); err != nil {
+		return nil, err
+	}
+	if o.agents != nil {
+		for _, object := range o.agents.List() {
+			agent := object.(*v1.Pod)
+			s.Agents = append(s.Agents, agent)
+			if agent.Spec.NodeName == ip.Spec.Node {
+				s.Agent = agent
+			}
+		}
+	}
+	found, not, err := a.look(ctx, o, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, unknown := range not.texts() {
+		found = append(found, Finding{Code: OwnerUnknown, Address: ip.Spec.Address, Objects: []Object{ObjectOf(ip)}, Text: "it is not known " + unknown})
+	}
+	// One address is not all of a pool's, nor all of its pod's.
+	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {
+		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus, PoolNoNode, TooFew}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
+	}))
+	return s, nil
+}
+
+// readPod and readNode leave out a pod and a node that do not exist.
+func (a *Auditor) readPod(ctx context.Context, s *Subject, o *objects) error {
+	spec := &s.IP.Spec
+	if spec.Pod == nil || spec.Owner == nil {
+		return nil
+	}
+	pod, err := a.clients.Kube.CoreV1().Pods(spec.Owner.Namespace).Get(ctx, spec.Pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get pod %s/%s: %w", spec.Owner.Namespace, spec.Pod.Name, err)
+	}
+	s.Pod = pod
+	if slim := slimPod(pod); slim != nil {
+		return o.podsByName.Add(slim)
+	}
+	return nil
+}
+
+func (a *Auditor) readNode(ctx context.Context, s *Subject, o *objects) error {
+	name := s.IP.Spec.Node
+	if name == "" {
+		return nil
+	}
+	node, err := a.clients.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", name, err)
+	}
+	s.Node = node
+	return o.Nodes.Add(node)
 }

@@ -407,18 +407,16 @@ func TestMeanings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	last := Code("")
-	for _, meaning := range Meanings() {
-		if meaning.Code <= last || meaning.Text == "" {
-			t.Errorf("%s is out of order or has no text", meaning.Code)
+	for code, text := range Meanings {
+		if text == "" {
+			t.Errorf("%s has no text", code)
 		}
-		last = meaning.Code
-		if !strings.Contains(string(page), "\n| "+string(last)+" | ") {
-			t.Errorf("docs/reference/check.md lacks %s", last)
+		if !strings.Contains(string(page), "\n| "+string(code)+" | ") {
+			t.Errorf("docs/reference/check.md lacks %s", code)
 		}
 		// The network and the admission policies have tests of their own.
-		if !strings.HasPrefix(string(meaning.Code), "B5") && !strings.HasPrefix(string(meaning.Code), "B6") && meaning.Code != OwnerUnknown && !slices.Contains(tested, meaning.Code) {
-			t.Errorf("%s has no test", meaning.Code)
+		if !strings.HasPrefix(string(code), "B5") && !strings.HasPrefix(string(code), "B6") && code != OwnerUnknown && !slices.Contains(tested, code) {
+			t.Errorf("%s has no test", code)
 		}
 	}
 }

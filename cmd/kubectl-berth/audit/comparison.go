@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -25,7 +26,6 @@ import (
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
-// objects are the listed objects.
 type objects struct {
 	*reclaim.Caches
 	// podsByName has a pod for each Pod that has to do with addresses.
@@ -36,30 +36,33 @@ type objects struct {
 	namespace string
 }
 
-// none returns no objects yet.
 func (a *Auditor) none() *objects {
 	o := &objects{podsByName: newPods(), namespace: a.options.Namespace}
 	o.Caches = reclaim.NewCaches(o.pod)
 	return o
 }
 
-// floatingIPs returns all FloatingIPs, one after the other: there may be very many.
-func (o *objects) floatingIPs() iter.Seq[*v1alpha1.FloatingIP] {
-	return func(yield func(*v1alpha1.FloatingIP) bool) {
-		for _, object := range o.FloatingIPs.List() {
-			if !yield(object.(*v1alpha1.FloatingIP)) {
+// all returns the objects of a store, one after the other: there may be very many.
+func all[T any](store cache.Store) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for _, object := range store.List() {
+			if !yield(object.(T)) {
 				return
 			}
 		}
 	}
 }
 
+func (o *objects) floatingIPs() iter.Seq[*v1alpha1.FloatingIP] {
+	return all[*v1alpha1.FloatingIP](o.FloatingIPs)
+}
+
+func (o *objects) nodes() iter.Seq[*v1.Node] { return all[*v1.Node](o.Nodes) }
+
 func (o *objects) floatingIP(name string) (*v1alpha1.FloatingIP, bool) {
 	object, exists, _ := o.FloatingIPs.GetByKey(name)
-	if !exists {
-		return nil, false
-	}
-	return object.(*v1alpha1.FloatingIP), true
+	ip, _ := object.(*v1alpha1.FloatingIP)
+	return ip, exists
 }
 
 // pod returns a Pod with the fields that are known; nil if there is none.
@@ -71,19 +74,16 @@ func (o *objects) pod(key types.NamespacedName) *v1.Pod {
 	return object.(*pod).whole()
 }
 
-// running returns the pods that are bound and not finished.
 func (o *objects) running() iter.Seq[*v1.Pod] {
 	return func(yield func(*v1.Pod) bool) {
-		for _, object := range o.podsByName.List() {
-			pod := object.(*pod).whole()
-			if pod.Spec.NodeName != "" && !isFinished(pod) && !pod.Spec.HostNetwork && !yield(pod) {
+		for pod := range all[*pod](o.podsByName) {
+			if pod := pod.whole(); pod.Spec.NodeName != "" && !isFinished(pod) && !pod.Spec.HostNetwork && !yield(pod) {
 				return
 			}
 		}
 	}
 }
 
-// held returns the addresses that pods on nodes have.
 func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
 	return func(yield func(*v1alpha1.FloatingIP) bool) {
 		for ip := range o.floatingIPs() {
@@ -94,18 +94,6 @@ func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
 	}
 }
 
-// nodes returns all nodes.
-func (o *objects) nodes() iter.Seq[*v1.Node] {
-	return func(yield func(*v1.Node) bool) {
-		for _, object := range o.Nodes.List() {
-			if !yield(object.(*v1.Node)) {
-				return
-			}
-		}
-	}
-}
-
-// comparison compares objects at one time.
 type comparison struct {
 	*objects
 	now      time.Time
@@ -120,10 +108,7 @@ type comparison struct {
 
 // compare returns the contradictions, besides the findings of a rehearsal. Pure.
 func compare(o *objects, now time.Time) []Finding {
-	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}}
-	for _, object := range o.IPPools.List() {
-		c.pools = append(c.pools, object.(*v1alpha1.IPPool))
-	}
+	c := &comparison{objects: o, now: now, pools: slices.Collect(all[*v1alpha1.IPPool](o.IPPools)), reaches: map[string]*pools.Reach{}, held: map[string]int{}}
 	c.snapshot = pools.Compile(c.pools)
 	c.comparePools()
 	for ip := range o.floatingIPs() {
@@ -136,16 +121,15 @@ func compare(o *objects, now time.Time) []Finding {
 	return c.findings
 }
 
-func (c *comparison) add(f Finding, state ...string) {
+// add adds a finding, which is of before only if the state is the same.
+func (c *comparison) add(f Finding, state, format string, args ...any) {
+	f.Text = fmt.Sprintf(format, args...)
 	var key strings.Builder
 	fmt.Fprint(&key, f.Code, " ", f.Address)
 	for _, object := range f.Objects {
 		fmt.Fprint(&key, " ", object.Kind, "/", object.Namespace, "/", object.Name, "/", object.UID)
 	}
-	for _, text := range state {
-		fmt.Fprint(&key, " ", text)
-	}
-	f.key = key.String()
+	f.key = key.String() + " " + state
 	c.findings = append(c.findings, f)
 }
 
@@ -156,29 +140,21 @@ func (c *comparison) comparePools() {
 		object := Object{Kind: "IPPool", Name: pool.Name, UID: string(pool.UID)}
 		generation := fmt.Sprint(pool.Generation)
 		if err := c.snapshot.Invalid(pool.Name); err != nil {
-			c.add(Finding{
-				Code: PoolInvalid, Objects: []Object{object}, Command: "kubectl edit ippool " + pool.Name,
-				Text: fmt.Sprintf("pool %s cannot be used: %v", pool.Name, err),
-			}, generation)
+			c.add(Finding{Code: PoolInvalid, Objects: []Object{object}, Command: "kubectl edit ippool " + pool.Name},
+				generation, "pool %s cannot be used: %v", pool.Name, err)
 		}
 		if overlaps := c.snapshot.Overlaps(pool.Name); len(overlaps) > 0 {
-			c.add(Finding{
-				Code: PoolsOverlap, Objects: []Object{object, {Kind: "IPPool", Name: overlaps[0].With}}, Command: "kubectl describe ippool " + pool.Name,
-				Text: fmt.Sprintf("pool %s lists %s, which the older pool %s has%s", pool.Name, overlaps[0].Range, overlaps[0].With, andMore(len(overlaps)-1, "ranges")),
-			}, generation)
+			c.add(Finding{Code: PoolsOverlap, Objects: []Object{object, {Kind: "IPPool", Name: overlaps[0].With}}, Command: "kubectl describe ippool " + pool.Name},
+				generation, "pool %s lists %s, which the older pool %s has%s", pool.Name, overlaps[0].Range, overlaps[0].With, andMore(len(overlaps)-1, "ranges"))
 		}
 		if at, ok := c.snapshot.Index(pool.Name); ok && !reached[at] && !pool.Spec.Disabled {
-			c.add(Finding{
-				Code: PoolNoNode, Objects: []Object{object}, Command: "kubectl describe ippool " + pool.Name,
-				Text: fmt.Sprintf("pool %s has no node: none has an InternalIP in its nodeSubnets and labels that match its nodeSelector", pool.Name),
-			}, generation)
+			c.add(Finding{Code: PoolNoNode, Objects: []Object{object}, Command: "kubectl describe ippool " + pool.Name},
+				generation, "pool %s has no node: none has an InternalIP in its nodeSubnets and labels that match its nodeSelector", pool.Name)
 		}
 		if differ, ok := stale[pool.Name]; ok {
 			// A status that is written anew at each look is being kept.
-			c.add(Finding{
-				Code: StaleStatus, Objects: []Object{object}, Command: controllerLogs(c.namespace),
-				Text: fmt.Sprintf("the status of pool %s does not fit its addresses: %s", pool.Name, differ),
-			}, pool.ResourceVersion)
+			c.add(Finding{Code: StaleStatus, Objects: []Object{object}, Command: controllerLogs(c.namespace)},
+				pool.ResourceVersion, "the status of pool %s does not fit its addresses: %s", pool.Name, differ)
 		}
 	}
 }
@@ -194,7 +170,8 @@ func controllerLogs(namespace string) string {
 	return fmt.Sprintf("kubectl -n %s logs deployment/berth-controller --all-pods", namespace)
 }
 
-func addressOf(ip *v1alpha1.FloatingIP) Object {
+// ObjectOf names a FloatingIP in its present state.
+func ObjectOf(ip *v1alpha1.FloatingIP) Object {
 	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
 }
 
@@ -203,28 +180,22 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	if err != nil {
 		return // The CRD's validation admits no such object.
 	}
-	spec, object := &ip.Spec, addressOf(ip)
+	spec, object := &ip.Spec, ObjectOf(ip)
 	home, isHome := c.snapshot.Home(addr)
 	if !isHome && spec.Pool != "" {
 		_, exists, _ := c.IPPools.GetByKey(spec.Pool)
 		pool := Object{Kind: "IPPool", Name: spec.Pool}
 		if exists && c.snapshot.Invalid(spec.Pool) == nil {
-			c.add(Finding{
-				Code: OutsidePool, Address: spec.Address, Objects: []Object{object, pool}, Command: "kubectl berth pool " + spec.Pool,
-				Text: fmt.Sprintf("%s, %s, is not in the ranges of its pool %s, nor of another", spec.Address, state(spec), spec.Pool),
-			})
+			c.add(Finding{Code: OutsidePool, Address: spec.Address, Objects: []Object{object, pool}, Command: "kubectl berth pool " + spec.Pool},
+				"", "%s, %s, is not in the ranges of its pool %s, nor of another", spec.Address, state(spec), spec.Pool)
 		} else if !exists {
-			c.add(Finding{
-				Code: PoolGone, Address: spec.Address, Objects: []Object{object, pool}, Command: "kubectl berth who " + spec.Address,
-				Text: fmt.Sprintf("%s, %s, is of pool %s, which does not exist, and no other pool has it", spec.Address, state(spec), spec.Pool),
-			})
+			c.add(Finding{Code: PoolGone, Address: spec.Address, Objects: []Object{object, pool}, Command: "kubectl berth who " + spec.Address},
+				"", "%s, %s, is of pool %s, which does not exist, and no other pool has it", spec.Address, state(spec), spec.Pool)
 		}
 	}
 	if ip.InConflict() {
-		c.add(Finding{
-			Code: InConflict, Address: spec.Address, Objects: []Object{object}, Command: "kubectl describe floatingip " + ip.Name,
-			Text: fmt.Sprintf("%s: %s", spec.Address, conflictOf(ip)),
-		})
+		c.add(Finding{Code: InConflict, Address: spec.Address, Objects: []Object{object}, Command: "kubectl describe floatingip " + ip.Name},
+			"", "%s: %s", spec.Address, meta.FindStatusCondition(ip.Status.Conditions, v1alpha1.FloatingIPConflict).Message)
 	}
 	if spec.Node == "" || spec.Pod == nil {
 		return
@@ -233,21 +204,15 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	node, exists, _ := c.Nodes.GetByKey(spec.Node)
 	switch {
 	case !exists:
-		c.add(Finding{
-			Code: NodeGone, Address: spec.Address, Objects: []Object{object, {Kind: "Node", Name: spec.Node}}, Command: "kubectl get node " + spec.Node,
-			Text: fmt.Sprintf("%s, %s, is on node %s, which does not exist", spec.Address, state(spec), spec.Node),
-		}, ip.ResourceVersion)
+		c.add(Finding{Code: NodeGone, Address: spec.Address, Objects: []Object{object, {Kind: "Node", Name: spec.Node}}, Command: "kubectl get node " + spec.Node},
+			ip.ResourceVersion, "%s, %s, is on node %s, which does not exist", spec.Address, state(spec), spec.Node)
 	case isHome && !slices.Contains(c.reach(node.(*v1.Node)).Positions(), home):
 		pool := c.snapshot.Pools()[home].Name
-		c.add(Finding{
-			Code: NodeOutside, Address: spec.Address, Objects: []Object{object, {Kind: "Node", Name: spec.Node}, {Kind: "IPPool", Name: pool}},
-			Command: "kubectl berth pool " + pool,
-			Text:    fmt.Sprintf("%s, %s, is on node %s, which pool %s does not serve", spec.Address, state(spec), spec.Node, pool),
-		}, ip.ResourceVersion)
+		c.add(Finding{Code: NodeOutside, Address: spec.Address, Objects: []Object{object, {Kind: "Node", Name: spec.Node}, {Kind: "IPPool", Name: pool}}, Command: "kubectl berth pool " + pool},
+			ip.ResourceVersion, "%s, %s, is on node %s, which pool %s does not serve", spec.Address, state(spec), spec.Node, pool)
 	}
 }
 
-// state describes the owner of an address in a few words.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:
@@ -256,25 +221,14 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 		return "of node " + spec.Node + " itself"
 	case spec.Owner.IsNode():
 		return "kept for node " + spec.Owner.Name
-	case spec.Service != nil && spec.Owner != nil:
-		return fmt.Sprintf("of Service %s/%s", spec.Owner.Namespace, spec.Service.Name)
-	case spec.Pod != nil && spec.Owner != nil:
-		return fmt.Sprintf("of pod %s/%s", spec.Owner.Namespace, spec.Pod.Name)
+	case spec.IsHeld() && spec.Owner != nil:
+		return "of " + strings.Replace(spec.Holder().Text(), "Pod", "pod", 1)
 	case spec.Owner != nil:
 		return "kept for " + spec.Owner.Text()
 	case spec.ReleasedAt != nil:
 		return "cooling down"
 	}
 	return "of nobody"
-}
-
-func conflictOf(ip *v1alpha1.FloatingIP) string {
-	for _, condition := range ip.Status.Conditions {
-		if condition.Type == v1alpha1.FloatingIPConflict {
-			return condition.Message
-		}
-	}
-	return ""
 }
 
 func (c *comparison) reach(node *v1.Node) *pools.Reach {
@@ -294,7 +248,6 @@ func isFinished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// comparePods compares the pods that are bound and not finished with the addresses.
 func (c *comparison) comparePods() {
 	// shared has the pods of each address that several pods have.
 	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
@@ -324,14 +277,11 @@ func (c *comparison) comparePods() {
 			objects = append(objects, podOf(pod))
 			names = append(names, fmt.Sprintf("%s/%s on %s", pod.Namespace, pod.Name, pod.Spec.NodeName))
 		}
-		c.add(Finding{
-			Code: TwoPods, Address: addr.String(), Objects: append(objects, Object{Kind: "FloatingIP", Name: v1alpha1.NameOf(addr)}), Command: "kubectl berth who " + addr.String(),
-			Text: fmt.Sprintf("%s is the address of %d pods: %s", addr, len(several), strings.Join(names, ", ")),
-		})
+		c.add(Finding{Code: TwoPods, Address: addr.String(), Objects: append(objects, Object{Kind: "FloatingIP", Name: v1alpha1.NameOf(addr)}), Command: "kubectl berth who " + addr.String()},
+			"", "%s is the address of %d pods: %s", addr, len(several), strings.Join(names, ", "))
 	}
 }
 
-// runsWith returns a pod's IPs.
 func runsWith(pod *v1.Pod) (addrs []netip.Addr) {
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {
@@ -345,9 +295,7 @@ func runsWith(pod *v1.Pod) (addrs []netip.Addr) {
 func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	var bound []netip.Addr
 	for _, ip := range c.Recorded(pod.UID) {
-		if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
-			bound = append(bound, addr)
-		}
+		bound = append(bound, ip.Addr())
 	}
 	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
 	missing := requested - int64(len(bound))
@@ -368,16 +316,12 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	}
 	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
 	if missing > 0 {
-		c.add(Finding{
-			Code: TooFew, Objects: []Object{podOf(pod)}, Command: about,
-			Text: fmt.Sprintf("pod %s/%s on %s requests %d addresses, and %d are recorded for it", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, len(bound)),
-		}, fmt.Sprint(bound))
+		c.add(Finding{Code: TooFew, Objects: []Object{podOf(pod)}, Command: about},
+			fmt.Sprint(bound), "pod %s/%s on %s requests %d addresses, and %d are recorded for it", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, len(bound))
 	}
 	if len(bound) > 0 && len(other) > 0 {
-		c.add(Finding{
-			Code: OtherPodIPs, Objects: []Object{podOf(pod)}, Command: about,
-			Text: fmt.Sprintf("pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), joined(bound)),
-		}, strings.Join(other, ","))
+		c.add(Finding{Code: OtherPodIPs, Objects: []Object{podOf(pod)}, Command: about},
+			strings.Join(other, ","), "pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), joined(bound))
 	}
 }
 
@@ -403,13 +347,10 @@ func (c *comparison) compareUnrecorded(pod *v1.Pod, addr netip.Addr, shared map[
 			record = fmt.Sprintf("is of an earlier pod of that name (UID %s)", ip.Spec.Pod.UID)
 		}
 	}
-	c.add(Finding{
-		Code: NotRecorded, Address: addr.String(), Objects: []Object{podOf(pod), {Kind: "FloatingIP", Name: name}}, Command: "kubectl berth who " + addr.String(),
-		Text: fmt.Sprintf("pod %s/%s on %s runs with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record),
-	}, version)
+	c.add(Finding{Code: NotRecorded, Address: addr.String(), Objects: []Object{podOf(pod), {Kind: "FloatingIP", Name: name}}, Command: "kubectl berth who " + addr.String()},
+		version, "pod %s/%s on %s runs with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record)
 }
 
-// compareAgents looks at the agents of the nodes that have addresses.
 func (c *comparison) compareAgents() {
 	agents := map[string]*v1.Pod{}
 	for _, object := range c.agents.List() {
@@ -427,20 +368,14 @@ func (c *comparison) compareAgents() {
 		agent := agents[name]
 		switch {
 		case len(agents) == 0:
-			c.add(Finding{
-				Code: NoAgent, Objects: objects, Command: "kubectl get pods -A -l " + agentpod.Selector,
-				Text: fmt.Sprintf("node %s has %d addresses and no agent: there is none in namespace %s, and --berth-namespace names another", name, n, c.namespace),
-			})
+			c.add(Finding{Code: NoAgent, Objects: objects, Command: "kubectl get pods -A -l " + agentpod.Selector},
+				"", "node %s has %d addresses and no agent: there is none in namespace %s, and --berth-namespace names another", name, n, c.namespace)
 		case agent == nil:
-			c.add(Finding{
-				Code: NoAgent, Objects: objects, Command: fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", c.namespace),
-				Text: fmt.Sprintf("node %s has %d addresses and no agent", name, n),
-			})
+			c.add(Finding{Code: NoAgent, Objects: objects, Command: fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", c.namespace)},
+				"", "node %s has %d addresses and no agent", name, n)
 		case !agentpod.IsReady(agent):
-			c.add(Finding{
-				Code: AgentNotReady, Objects: append(objects, podOf(agent)), Command: fmt.Sprintf("kubectl -n %s describe pod %s", c.namespace, agent.Name),
-				Text: fmt.Sprintf("node %s has %d addresses, and its agent %s is not Ready", name, n, agent.Name),
-			})
+			c.add(Finding{Code: AgentNotReady, Objects: append(objects, podOf(agent)), Command: fmt.Sprintf("kubectl -n %s describe pod %s", c.namespace, agent.Name)},
+				"", "node %s has %d addresses, and its agent %s is not Ready", name, n, agent.Name)
 		}
 	}
 }
@@ -448,7 +383,7 @@ func (c *comparison) compareAgents() {
 // rehearsed returns a controller's next action on an address, as a finding.
 func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown error) (Finding, bool) {
 	spec := &ip.Spec
-	f := Finding{Address: spec.Address, Objects: []Object{addressOf(ip)}, Command: controllerLogs(o.namespace)}
+	f := Finding{Address: spec.Address, Objects: []Object{ObjectOf(ip)}, Command: controllerLogs(o.namespace)}
 	switch {
 	case unknown != nil:
 		f.Code, f.Text = OwnerUnknown, fmt.Sprintf("%s is kept, because its owner cannot be read: %v", spec.Address, unknown)
@@ -478,7 +413,6 @@ func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown e
 	return f, true
 }
 
-// isLive says whether the pod that an address records is there and not finished.
 func (o *objects) isLive(spec *v1alpha1.FloatingIPSpec) bool {
 	pod := o.pod(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name})
 	return pod != nil && pod.UID == spec.Pod.UID && !isFinished(pod)

@@ -6,13 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
+	"strings"
+	"unique"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -20,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
@@ -27,41 +31,79 @@ import (
 // reading a page leaves several times its size behind.
 const pageSize = 1000
 
-// listed is one kind of objects to list.
-type listed struct {
-	what string
-	into cache.Store
-	page pager.ListPageFunc
+type kind struct {
+	name string
+	// above is the kind of the owners of these.
+	above string
+	into  cache.Store
+	page  pager.ListPageFunc
+	get   func(ctx context.Context, namespace, name string) (runtime.Object, error)
 	// slim returns the part of an object to keep; nil to leave it out.
 	slim func(object runtime.Object) any
 }
 
-// read lists all objects. Blocking.
-func (a *Auditor) read(ctx context.Context) (*objects, error) {
-	o := a.none()
-	first := []listed{
-		{"FloatingIPs", o.FloatingIPs, pagesOf(a.clients.Berth.FloatingIPs.List), slimAddress},
-		{"IPPools", o.IPPools, pagesOf(a.clients.Berth.IPPools.List), slimOurs},
-		{"IPClaims", o.IPClaims, pagesOf(a.clients.Berth.IPClaims(metav1.NamespaceAll).List), slimOurs},
-		{"pods", o.podsByName, pagesOf(a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List), slimPod},
-		{"namespaces", o.Namespaces, pagesOf(a.clients.Kube.CoreV1().Namespaces().List), slim},
-		{"nodes", o.Nodes, pagesOf(a.clients.Kube.CoreV1().Nodes().List), slimNode},
-	}
-	if a.options.Agents {
-		first = append(first, a.agentsInto(ctx, o))
-	}
-	if err := a.list(ctx, first); err != nil {
-		return nil, err
-	}
-	return o, a.list(ctx, a.workloadsOf(o))
+// reader reads objects of one kind.
+type reader[L, T runtime.Object] interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Get(ctx context.Context, name string, options metav1.GetOptions) (T, error)
 }
 
-func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
+func kindOf[L, T runtime.Object, R reader[L, T]](name, above string, into cache.Store, of func(namespace string) R, slim func(runtime.Object) any) kind {
+	return kind{name, above, into, func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return of(metav1.NamespaceAll).List(ctx, options)
+	}, func(ctx context.Context, namespace, name string) (runtime.Object, error) {
+		return of(namespace).Get(ctx, name, metav1.GetOptions{})
+	}, slim}
+}
+
+// everywhere is for kinds without namespaces.
+func everywhere[R any](objects R) func(string) R { return func(string) R { return objects } }
+
+// kinds are all that an audit reads, first those that it needs in any case.
+func (a *Auditor) kinds(o *objects) (always, workloads []kind) {
+	berth, core, apps, batch := a.clients.Berth, a.clients.Kube.CoreV1(), a.clients.Kube.AppsV1(), a.clients.Kube.BatchV1()
+	return []kind{
+			kindOf("FloatingIP", "", o.FloatingIPs, everywhere(berth.FloatingIPs), slimAddress),
+			kindOf("IPPool", "", o.IPPools, everywhere(berth.IPPools), slimOurs),
+			kindOf("IPClaim", "", o.IPClaims, berth.IPClaims, slimOurs),
+			kindOf("Pod", "", o.podsByName, core.Pods, slimPod),
+			kindOf("Namespace", "", o.Namespaces, everywhere(core.Namespaces()), slim),
+			kindOf("Node", "", o.Nodes, everywhere(core.Nodes()), slimNode),
+		}, []kind{
+			kindOf("StatefulSet", "", o.StatefulSets, apps.StatefulSets, slim),
+			kindOf("Deployment", "", o.Deployments, apps.Deployments, slim),
+			kindOf("ReplicaSet", "Deployment", o.ReplicaSets, apps.ReplicaSets, slim),
+			kindOf("DaemonSet", "", o.DaemonSets, apps.DaemonSets, slim),
+			kindOf("Job", "CronJob", o.Jobs, batch.Jobs, slim),
+			kindOf("CronJob", "", o.CronJobs, batch.CronJobs, slim),
+		}
+}
+
+// read lists all objects. Of workloads it lists the kinds that the addresses have as owners, and the
+// kinds between these and pods: the user may not have the right to others. Blocking.
+func (a *Auditor) read(ctx context.Context) (*objects, error) {
+	o, owners := a.none(), map[string]bool{}
+	always, workloads := a.kinds(o)
+	if a.options.Agents {
+		always = append(always, a.agentsInto(ctx, o))
+	}
+	if err := a.list(ctx, always); err != nil {
+		return nil, err
+	}
+	for ip := range o.floatingIPs() {
+		if owner := ip.Spec.Owner; owner != nil {
+			owners[owner.Kind] = true
+		}
+	}
+	return o, a.list(ctx, slices.DeleteFunc(workloads, func(k kind) bool { return !owners[k.name] && !owners[k.above] }))
+}
+
+func (a *Auditor) agentsInto(ctx context.Context, o *objects) kind {
 	o.agents = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	return listed{"agents", o.agents, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+	return kind{name: "agent", into: o.agents, page: pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 		options.LabelSelector = agentpod.Selector
 		return a.clients.Kube.CoreV1().Pods(a.options.Namespace).List(ctx, options)
-	}), func(object runtime.Object) any {
+	}), slim: func(object runtime.Object) any {
 		pod := object.(*v1.Pod)
 		return &v1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
@@ -70,77 +112,33 @@ func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
 	}}
 }
 
-// workloadsOf returns the kinds of workloads that the addresses have as owners, and the
-// kinds between these and pods. Others need not be read, nor may the user have to.
-func (a *Auditor) workloadsOf(o *objects) []listed {
-	kinds := map[string]bool{}
-	for ip := range o.floatingIPs() {
-		if owner := ip.Spec.Owner; owner != nil {
-			kinds[owner.Kind] = true
-		}
-	}
-	apps, batch := a.clients.Kube.AppsV1(), a.clients.Kube.BatchV1()
-	var needed []listed
-	for _, kind := range []struct {
-		listed
-		of []string
-	}{
-		{listed{"StatefulSets", o.StatefulSets, pagesOf(apps.StatefulSets(metav1.NamespaceAll).List), slim}, []string{"StatefulSet"}},
-		{listed{"Deployments", o.Deployments, pagesOf(apps.Deployments(metav1.NamespaceAll).List), slim}, []string{"Deployment"}},
-		{listed{"ReplicaSets", o.ReplicaSets, pagesOf(apps.ReplicaSets(metav1.NamespaceAll).List), slim}, []string{"Deployment", "ReplicaSet"}},
-		{listed{"DaemonSets", o.DaemonSets, pagesOf(apps.DaemonSets(metav1.NamespaceAll).List), slim}, []string{"DaemonSet"}},
-		{listed{"Jobs", o.Jobs, pagesOf(batch.Jobs(metav1.NamespaceAll).List), slim}, []string{"Job", "CronJob"}},
-		{listed{"CronJobs", o.CronJobs, pagesOf(batch.CronJobs(metav1.NamespaceAll).List), slim}, []string{"CronJob"}},
-	} {
-		for _, of := range kind.of {
-			if kinds[of] {
-				needed = append(needed, kind.listed)
-				break
+// list lists kinds at the same time, by pages. One error is enough: they mostly have one cause.
+func (a *Auditor) list(ctx context.Context, kinds []kind) error {
+	var group errgroup.Group
+	for _, kind := range kinds {
+		group.Go(func() error {
+			n := 0
+			err := eachItem(ctx, kind.page, "", func(object runtime.Object) error {
+				n++
+				a.options.Progress(kind.name+"s", n)
+				if kept := kind.slim(object); kept != nil {
+					return kind.into.Add(kept)
+				}
+				return nil
+			})
+			if err != nil {
+				return fmt.Errorf("list %ss: %w", kind.name, err)
 			}
-		}
-	}
-	return needed
-}
-
-// pagesOf returns the pages of a list.
-func pagesOf[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) pager.ListPageFunc {
-	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return list(ctx, options)
-	}
-}
-
-// list lists kinds at the same time, by pages.
-func (a *Auditor) list(ctx context.Context, kinds []listed) error {
-	errs := make([]error, len(kinds))
-	var group sync.WaitGroup
-	for i, kind := range kinds {
-		group.Go(func() {
-			if err := a.listOne(ctx, kind); err != nil {
-				errs[i] = fmt.Errorf("list %s: %w", kind.what, err)
-			}
+			return nil
 		})
 	}
-	group.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err // One is enough: they mostly have one cause.
-		}
-	}
-	return nil
+	return group.Wait()
 }
 
-func (a *Auditor) listOne(ctx context.Context, kind listed) error {
-	pages := pager.New(kind.page)
+func eachItem(ctx context.Context, page pager.ListPageFunc, selector string, do func(runtime.Object) error) error {
+	pages := pager.New(page)
 	pages.PageSize, pages.PageBufferSize = pageSize, 1
-	n := 0
-	return pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		n++
-		a.options.Progress(kind.what, n)
-		if kept := kind.slim(object); kept != nil {
-			return kind.into.Add(kept)
-		}
-		return nil
-	})
+	return pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, do)
 }
 
 // slimOurs drops large fields that are not read.
@@ -196,7 +194,8 @@ func (a *Auditor) renew(ctx context.Context, o *objects, suspects []Finding) (*o
 	if len(suspects) > mostSingle {
 		return a.read(ctx)
 	}
-	r := renewal{a, ctx, o, map[string]bool{}}
+	always, workloads := a.kinds(o)
+	r := renewal{a, ctx, o, append(always, workloads...), map[string]bool{}}
 	var errs []error
 	for _, suspect := range suspects {
 		for _, object := range suspect.Objects {
@@ -204,16 +203,16 @@ func (a *Auditor) renew(ctx context.Context, o *objects, suspects []Finding) (*o
 		}
 		switch first := suspect.Objects[0]; suspect.Code {
 		case StaleStatus:
-			errs = append(errs, r.addresses(fields.OneTermEqualSelector("spec.pool", first.Name), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pool == first.Name }))
+			errs = append(errs, r.addresses("spec.pool="+first.Name, func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pool == first.Name }))
 		case TooFew:
 			if pod := o.pod(types.NamespacedName{Namespace: first.Namespace, Name: first.Name}); pod != nil {
 				node := pod.Spec.NodeName
-				errs = append(errs, r.addresses(fields.OneTermEqualSelector("spec.node", node), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Node == node }))
+				errs = append(errs, r.addresses("spec.node="+node, func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Node == node }))
 			}
 		}
 	}
 	if a.options.Agents {
-		errs = append(errs, a.list(ctx, []listed{a.agentsInto(ctx, o)}))
+		errs = append(errs, a.list(ctx, []kind{a.agentsInto(ctx, o)}))
 	}
 	return o, errors.Join(errs...)
 }
@@ -225,113 +224,69 @@ const mostSingle = 500
 // renewal reads each object once.
 type renewal struct {
 	*Auditor
-	ctx  context.Context
-	o    *objects
-	done map[string]bool
+	ctx   context.Context
+	o     *objects
+	kinds []kind
+	done  map[string]bool
 }
 
+// object reads an object again. Of kinds that are not listed the rehearsal asks the API server itself, before it finds that an
+// owner wants no address.
 func (r *renewal) object(object Object) error {
 	key := object.Kind + " " + object.Namespace + "/" + object.Name
-	if r.done[key] {
+	at := slices.IndexFunc(r.kinds, func(k kind) bool { return k.name == object.Kind })
+	if r.done[key] || at < 0 || r.isAgent(object) {
 		return nil
 	}
 	r.done[key] = true
-	kube, berth := r.clients.Kube, r.clients.Berth
-	var (
-		into  cache.Store
-		found runtime.Object
-		err   error
-		keep  = slim
-	)
-	switch object.Kind {
-	case "FloatingIP":
-		into, keep = r.o.FloatingIPs, slimAddress
-		before, exists := r.o.floatingIP(object.Name)
-		found, err = got(berth.FloatingIPs.Get(r.ctx, object.Name, metav1.GetOptions{}))
-		if exists && before.Spec.Owner != nil && (err == nil || apierrors.IsNotFound(err)) {
-			// How many addresses its owner has decides whether this is one too many.
-			if err := r.siblings(before.Spec.Owner); err != nil {
-				return err
-			}
-		}
-	case "Pod":
-		if r.isAgent(object) {
-			return nil // renewed with the agents
-		}
-		into, keep = r.o.podsByName, slimPod
-		found, err = got(kube.CoreV1().Pods(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
-	case "IPPool":
-		into, keep = r.o.IPPools, slimOurs
-		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
-	case "IPClaim":
-		into, keep = r.o.IPClaims, slimOurs
-		found, err = got(berth.IPClaims(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
-	case "Node":
-		into, keep = r.o.Nodes, slimNode
-		found, err = got(kube.CoreV1().Nodes().Get(r.ctx, object.Name, metav1.GetOptions{}))
-	case "StatefulSet":
-		into = r.o.StatefulSets
-		found, err = got(kube.AppsV1().StatefulSets(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
-	case "Deployment":
-		into = r.o.Deployments
-		found, err = got(kube.AppsV1().Deployments(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
-	default:
-		return nil // The rehearsal asks the API server itself before it finds that an owner wants no address.
-	}
-	if apierrors.IsNotFound(err) {
-		return forget(into, object)
-	}
-	if err != nil {
+	kind := r.kinds[at]
+	found, err := kind.get(r.ctx, object.Namespace, object.Name)
+	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("get %s %s: %w", object.Kind, object.Name, err)
 	}
-	if kept := keep(found); kept != nil {
-		return into.Update(kept)
+	if before, exists := r.o.floatingIP(object.Name); object.Kind == "FloatingIP" && exists && before.Spec.Owner != nil {
+		// How many addresses its owner has decides whether this is one too many.
+		if err := r.siblings(before.Spec.Owner); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		name := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}.String()
+		if gone, exists, _ := kind.into.GetByKey(strings.TrimPrefix(name, "/")); exists {
+			return kind.into.Delete(gone)
+		}
+		return nil
+	}
+	if kept := kind.slim(found); kept != nil {
+		return kind.into.Update(kept)
 	}
 	return nil
 }
 
-// forget removes an object that no longer exists.
-func forget(from cache.Store, object Object) error {
-	name := object.Name
-	if object.Namespace != "" {
-		name = object.Namespace + "/" + name
-	}
-	if gone, exists, _ := from.GetByKey(name); exists {
-		return from.Delete(gone)
-	}
-	return nil
-}
-
+// isAgent says whether a pod is renewed with the agents.
 func (r *renewal) isAgent(pod Object) bool {
-	if r.o.agents == nil {
+	if r.o.agents == nil || pod.Kind != "Pod" {
 		return false
 	}
 	_, is, _ := r.o.agents.GetByKey(pod.Namespace + "/" + pod.Name)
 	return is
 }
 
-// got makes the result of a typed Get a runtime.Object.
-func got[T runtime.Object](object T, err error) (runtime.Object, error) { return object, err }
-
-// siblings reads all addresses of an owner again.
 func (r *renewal) siblings(owner *v1alpha1.Owner) error {
-	selector := fields.SelectorFromSet(fields.Set{"spec.owner.namespace": owner.Namespace, "spec.owner.kind": owner.Kind, "spec.owner.name": owner.Name})
-	return r.addresses(selector, func(ip *v1alpha1.FloatingIP) bool {
+	return r.addresses(fmt.Sprintf("spec.owner.namespace=%s,spec.owner.kind=%s,spec.owner.name=%s", owner.Namespace, owner.Kind, owner.Name), func(ip *v1alpha1.FloatingIP) bool {
 		o := ip.Spec.Owner
 		return o != nil && o.Namespace == owner.Namespace && o.Kind == owner.Kind && o.Name == owner.Name
 	})
 }
 
 // addresses reads addresses again; are says whether a known address was among them.
-func (r *renewal) addresses(selector fields.Selector, are func(*v1alpha1.FloatingIP) bool) error {
-	if r.done[selector.String()] {
+func (r *renewal) addresses(selector string, are func(*v1alpha1.FloatingIP) bool) error {
+	if r.done[selector] {
 		return nil
 	}
-	r.done[selector.String()] = true
+	r.done[selector] = true
 	there := map[string]bool{}
-	pages := pager.New(pagesOf(r.clients.Berth.FloatingIPs.List))
-	pages.PageSize = pageSize
-	err := pages.EachListItem(r.ctx, metav1.ListOptions{FieldSelector: selector.String()}, func(object runtime.Object) error {
+	err := eachItem(r.ctx, r.kinds[0].page, selector, func(object runtime.Object) error {
 		there[object.(*v1alpha1.FloatingIP).Name] = true
 		return r.o.FloatingIPs.Update(slimAddress(object))
 	})
@@ -346,4 +301,89 @@ func (r *renewal) addresses(selector fields.Selector, are func(*v1alpha1.Floatin
 		}
 	}
 	return nil
+}
+
+// pod has the fields of a Pod that an audit and a rehearsal read. A Pod takes 1.5 kB even if
+// all its other fields are empty.
+type pod struct {
+	key                   types.NamespacedName
+	uid                   types.UID
+	controller            unique.Handle[controller]
+	node                  string
+	phase                 v1.PodPhase
+	hostNetwork           bool
+	floatingIPs, networks string
+	requested             int64
+	resource              v1.ResourceName
+	ips                   []v1.PodIP
+}
+
+// controller has the fields of an OwnerReference with controller: true; none if the pod has no
+// controller. All pods of a ReplicaSet share one.
+type controller struct {
+	apiVersion, kind, name string
+	uid                    types.UID
+}
+
+func newPods() cache.Store {
+	return cache.NewStore(func(object any) (string, error) { return object.(*pod).key.String(), nil })
+}
+
+// slimPod returns nil for a pod that has nothing to do with addresses.
+func slimPod(object runtime.Object) any {
+	of := object.(*v1.Pod)
+	floatingIPs := of.Annotations[v1alpha1.AnnotationFloatingIPs]
+	requested, resource := podrequest.Reader{Galaxy: true}.Requested(&of.Spec)
+	if requested == 0 {
+		return nil
+	}
+	var by controller
+	if reference := metav1.GetControllerOfNoCopy(of); reference != nil {
+		by = controller{reference.APIVersion, reference.Kind, reference.Name, reference.UID}
+	}
+	share(&of.Namespace, &of.Spec.NodeName)
+	share(&of.Status.Phase)
+	return &pod{
+		key: types.NamespacedName{Namespace: of.Namespace, Name: of.Name}, uid: of.UID, controller: unique.Make(by), node: of.Spec.NodeName,
+		phase: of.Status.Phase, hostNetwork: of.Spec.HostNetwork, floatingIPs: floatingIPs, networks: of.Annotations[v1alpha1.AnnotationNetworks],
+		requested: requested, resource: resource, ips: of.Status.PodIPs,
+	}
+}
+
+// share makes strings that many objects have use the memory of one.
+func share[S ~string](all ...*S) {
+	for _, s := range all {
+		*s = unique.Make(*s).Value()
+	}
+}
+
+// repeat makes strings that equal the first use the memory of the first.
+func repeat[S, T ~string](first S, others ...*T) {
+	for _, other := range others {
+		if string(*other) == string(first) {
+			*other = T(first)
+		}
+	}
+}
+
+// whole returns a Pod with the fields that are known.
+func (p *pod) whole() *v1.Pod {
+	whole := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: p.key.Name, UID: p.uid},
+		Spec:       v1.PodSpec{NodeName: p.node, HostNetwork: p.hostNetwork},
+		Status:     v1.PodStatus{Phase: p.phase, PodIPs: p.ips},
+	}
+	if by := p.controller.Value(); by != (controller{}) {
+		whole.OwnerReferences = []metav1.OwnerReference{{APIVersion: by.apiVersion, Kind: by.kind, Name: by.name, UID: by.uid, Controller: new(true)}}
+	}
+	for name, value := range map[string]string{v1alpha1.AnnotationFloatingIPs: p.floatingIPs, v1alpha1.AnnotationNetworks: p.networks} {
+		if value != "" {
+			metav1.SetMetaDataAnnotation(&whole.ObjectMeta, name, value)
+		}
+	}
+	if p.requested > 0 {
+		asks := v1.ResourceList{p.resource: *resource.NewQuantity(p.requested, resource.DecimalSI)}
+		whole.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: asks}}}
+	}
+	return whole
 }

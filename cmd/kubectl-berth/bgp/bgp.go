@@ -7,30 +7,24 @@ package bgp
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/speaker/status"
 )
 
@@ -50,20 +44,19 @@ const examples = `  # Which sessions are down, and why?
   # The sessions of a node
   kubectl berth bgp --node node-7`
 
-// Report is the content of -o json.
-type Report struct {
+type report struct {
 	// Address is the one that was asked about, and Holder the node that carries it by its FloatingIP.
 	Address string `json:"address,omitempty"`
 	Holder  string `json:"holder,omitempty"`
 	// Speakers counts the pods of berth-speaker that were asked.
 	Speakers int       `json:"speakers"`
-	Sessions []Session `json:"sessions"`
+	Sessions []session `json:"sessions"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Session is one of a node. With an address there are those of nodes that carry it.
-type Session struct {
+// session is one of a node. With an address there are those of nodes that carry it.
+type session struct {
 	Node string `json:"node"`
 	status.Peer
 }
@@ -79,7 +72,7 @@ func New() command.Command {
 		},
 		CompleteFlags: map[string]command.Completion{"node": command.Names("Node")},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			r := &Report{Sessions: []Session{}}
+			r := &report{Sessions: []session{}}
 			name, err := call.ObjectOf(ctx, "--node", only, "Node")
 			if err != nil {
 				return nil, err
@@ -90,7 +83,7 @@ func New() command.Command {
 					return nil, err
 				}
 				r.Address = addr.String()
-				ip, err := cluster.FloatingIP(ctx, call.Berth, addr)
+				ip, err := call.FloatingIP(ctx, addr)
 				if err != nil {
 					return nil, err
 				}
@@ -105,85 +98,52 @@ func New() command.Command {
 
 // Show asks all speakers about their sessions. It returns an answer with an error, too: see [answer.Outcome].
 func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	return (&Report{Sessions: []Session{}}).show(ctx, call, "", netip.Addr{})
+	return (&report{Sessions: []session{}}).show(ctx, call, "", netip.Addr{})
 }
 
-func (r *Report) show(ctx context.Context, call *command.Call, node string, addr netip.Addr) (*answer.Answer, error) {
-	speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: call.System}, Namespace: call.System}
-	if err := r.add(ctx, speakers, node, addr); err != nil {
+func (r *report) show(ctx context.Context, call *command.Call, node string, addr netip.Addr) (*answer.Answer, error) {
+	if err := r.add(ctx, call, call.Ports(), node, addr); err != nil {
 		return nil, err
 	}
 	return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
 }
 
-// port asks programs of Berth's. Blocking.
-type port interface {
-	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
-}
-
-// Speakers asks the speakers of nodes.
-type Speakers struct {
-	Kube kubernetes.Interface
-	Port port
-	// Namespace is Berth's.
-	Namespace string
-}
-
 // Ask returns what the speaker in a pod says.
-func (s *Speakers) Ask(ctx context.Context, pod *v1.Pod) (*status.Status, error) {
+func Ask(ctx context.Context, port command.Port, pod *v1.Pod) (*status.Status, error) {
 	node := pod.Spec.NodeName
-	text, err := s.Port.Ask(ctx, agentport.Question{
+	return command.AskJSON[status.Status](ctx, port, agentport.Question{
 		Method: http.MethodGet, Path: status.Path, Pod: pod, Of: "the speaker of node " + node, Account: agentpod.Diagnosis, Audience: status.Audience(node),
 	})
-	if err != nil {
-		return nil, err
-	}
-	said := &status.Status{}
-	if err := json.Unmarshal(text, said); err != nil {
-		return nil, fmt.Errorf("read the answer of the speaker in pod %s: %w", pod.Name, err)
-	}
-	return said, nil
 }
 
-// add asks the speakers.
-func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr netip.Addr) error {
-	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Selector, node)
+func (r *report) add(ctx context.Context, call *command.Call, port command.Port, node string, addr netip.Addr) error {
+	pods, err := call.Programs(ctx, status.Selector, node)
 	if err != nil {
 		return err
 	}
+	pods = slices.DeleteFunc(pods, func(pod *v1.Pod) bool { return pod.Spec.NodeName == "" })
 	r.Speakers = len(pods)
-	command.Ask(pods, func(pod *v1.Pod) func() {
-		said, err := speakers.Ask(ctx, pod)
-		return func() {
-			if err != nil {
-				r.Unknown = append(r.Unknown, fmt.Sprintf("which sessions node %s has: %s", pod.Spec.NodeName, failure.Explain(err)))
-				return
-			}
-			if addr.IsValid() && !Carries(said, addr) {
-				return
-			}
-			for _, peer := range said.Peers {
-				r.Sessions = append(r.Sessions, Session{said.Node, peer})
-			}
-			if addr.IsValid() && len(said.Peers) == 0 {
-				r.Sessions = append(r.Sessions, Session{Node: said.Node, Peer: status.Peer{Exported: []status.Exported{}, Error: "no BGPPeer selects the node"}})
-			}
+	r.Unknown = command.AskPods(pods, "which sessions node %s has", func(pod *v1.Pod) (*status.Status, error) { return Ask(ctx, port, pod) }, func(_ *v1.Pod, said *status.Status) {
+		if addr.IsValid() && !carries(said, addr) {
+			return
+		}
+		for _, peer := range said.Peers {
+			r.Sessions = append(r.Sessions, session{said.Node, peer})
+		}
+		if addr.IsValid() && len(said.Peers) == 0 {
+			r.Sessions = append(r.Sessions, session{Node: said.Node, Peer: status.Peer{Exported: []status.Exported{}, Error: "no BGPPeer selects the node"}})
 		}
 	})
-	slices.SortFunc(r.Sessions, func(a, b Session) int {
+	slices.SortFunc(r.Sessions, func(a, b session) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
 	})
-	slices.Sort(r.Unknown)
 	return nil
 }
 
-// Carries returns whether table 98 of the speaker's node has an address.
-func Carries(said *status.Status, addr netip.Addr) bool {
+// carries returns whether table 98 of the speaker's node has an address.
+func carries(said *status.Status, addr netip.Addr) bool {
 	return slices.ContainsFunc(said.Carried, func(c status.Carried) bool { return c.Address == addr })
 }
-
-// of returns how a session announces the address that was asked about; nil: it does not.
-func (r *Report) of(s *Session) *status.Exported { return Announced(&s.Peer, r.Address) }
 
 // Announced returns how an established session announces an address; nil: it does not.
 func Announced(peer *status.Peer, address string) *status.Exported {
@@ -198,12 +158,10 @@ func Announced(peer *status.Peer, address string) *status.Exported {
 	return nil
 }
 
-// problems need somebody.
-func (r *Report) problems() []answer.Problem {
+func (r *report) problems() (all answer.Problems) {
 	if r.Address != "" {
 		return r.addressProblems()
 	}
-	var all answer.Problems
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
 		switch {
@@ -218,41 +176,36 @@ func (r *Report) problems() []answer.Problem {
 	return all
 }
 
-func (r *Report) addressProblems() []answer.Problem {
-	var all []answer.Problem
+func (r *report) addressProblems() (all answer.Problems) {
 	by := map[string]bool{}
 	for i := range r.Sessions {
-		if r.of(&r.Sessions[i]) != nil {
+		if Announced(&r.Sessions[i].Peer, r.Address) != nil {
 			by[r.Sessions[i].Node] = true
 		}
 	}
-	carried := slices.ContainsFunc(r.Sessions, func(s Session) bool { return s.Node == r.Holder })
+	trace := "kubectl berth trace " + r.Address + " --node"
+	carried := slices.ContainsFunc(r.Sessions, func(s session) bool { return s.Node == r.Holder })
 	switch {
 	case r.Holder == "" || by[r.Holder] || r.Speakers == 0:
 	case len(r.Unknown) > 0 && !carried:
 		// It may have not been asked.
 	case !carried:
-		all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s, which should have %s, does not carry it", r.Holder, r.Address), Command: "kubectl berth trace " + r.Address + " --node"})
+		all.Add(trace, "Node %s, which should have %s, does not carry it", r.Holder, r.Address)
 	default:
-		all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s carries %s, and no session announces it", r.Holder, r.Address), Command: "kubectl berth bgp --node " + r.Holder})
+		all.Add("kubectl berth bgp --node "+r.Holder, "Node %s carries %s, and no session announces it", r.Holder, r.Address)
 	}
 	for _, node := range slices.Sorted(maps.Keys(by)) {
 		if node != r.Holder {
-			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s announces %s, and should not have it", node, r.Address), Command: "kubectl berth trace " + r.Address + " --node"})
+			all.Add(trace, "Node %s announces %s, and should not have it", node, r.Address)
 		}
 	}
 	return all
 }
 
-func (r *Report) answer(now time.Time) *answer.Answer {
-	a := &answer.Answer{Kind: "BGPReport", Content: r}
-	if r.Address == "" {
-		a.Table = r.sessions(now)
-	} else {
-		a.Table = r.announcements()
-	}
+func (r *report) answer(now time.Time) *answer.Answer {
+	a := &answer.Answer{Kind: "BGPReport", Content: r, Table: r.table(now)}
 	for i := range r.Sessions {
-		if name := "bgppeer." + v1alpha1.GroupName + "/" + r.Sessions[i].Name; r.Sessions[i].Name != "" && !slices.Contains(a.Names, name) {
+		if name := answer.NameOf("BGPPeer", r.Sessions[i].Name); name != "" && !slices.Contains(a.Names, name) {
 			a.Names = append(a.Names, name)
 		}
 	}
@@ -260,66 +213,57 @@ func (r *Report) answer(now time.Time) *answer.Answer {
 		if len(r.Sessions) > 0 {
 			fmt.Fprintln(out)
 		}
-		problems := r.problems()
+		fine := "No problem."
 		switch {
-		case r.Speakers == 0 && len(r.Unknown) == 0:
+		case len(r.Unknown) > 0:
+		case r.Speakers == 0:
 			fmt.Fprintln(out, "No node that was asked for runs "+status.Name+": the chart's value speaker.enabled installs it. What other speakers of the nodes announce is not known here.")
-		case r.Address != "" && len(r.Sessions) == 0 && len(r.Unknown) == 0:
+			fine = ""
+		case r.Address != "" && len(r.Sessions) == 0:
 			fmt.Fprintf(out, "None of %d nodes carries %s.\n", r.Speakers, r.Address)
-		case len(problems)+len(r.Unknown) == 0:
-			fmt.Fprintln(out, paint.Green("No problem."))
+			fine = ""
 		}
-		answer.PrintProblems(out, paint, problems, r.Unknown)
+		answer.PrintProblems(out, paint, r.problems(), r.Unknown, fine)
 	}
 	return a
 }
 
-func (r *Report) sessions(now time.Time) *answer.Table {
+func (r *report) table(now time.Time) *answer.Table {
 	table := answer.NewTable("Node", "Peer", "Router", "+Router ASN", "State", "Since", "Announces", "Receives", "Why")
+	if r.Address != "" {
+		table = answer.NewTable("Node", "Peer", "Router", "State", "MED", "Local pref", "Communities", "Why")
+	}
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
+		router, asn := "", ""
+		if s.Address.IsValid() {
+			router, asn = s.Address.String(), fmt.Sprint(s.ASN)
+		}
+		if r.Address != "" {
+			state, why, to := "Announced", s.Error, Announced(&s.Peer, r.Address)
+			if to == nil {
+				state, to = "Not announced", &status.Exported{}
+				if s.Established && why == "" {
+					why = "no export of the BGPPeer names it"
+				}
+			}
+			table.Add(s.Node, s.Name, router, state, number(to.MED), number(to.LocalPref), strings.Join(to.Communities, " "), why)
+			continue
+		}
 		state := "Down"
 		if s.Established {
-			state = "Established"
-			if s.BFD != nil {
+			if state = "Established"; s.BFD != nil {
 				state += ", BFD " + s.BFD.State
 			}
 		}
-		asn := ""
-		if s.Address.IsValid() {
-			asn = strconv.FormatUint(uint64(s.ASN), 10)
-		}
-		table.Add(s.Node, s.Name, routerOf(s), asn, state, answer.Age(&metav1.Time{Time: s.Since}, now), strconv.Itoa(len(s.Exported)), strconv.Itoa(s.Received), s.Error)
+		table.Add(s.Node, s.Name, router, asn, state, answer.Age(&metav1.Time{Time: s.Since}, now), len(s.Exported), s.Received, s.Error)
 	}
 	return table
 }
 
-func routerOf(s *Session) string {
-	if !s.Address.IsValid() {
+func number(n *uint32) string {
+	if n == nil {
 		return ""
 	}
-	return s.Address.String()
-}
-
-func (r *Report) announcements() *answer.Table {
-	table := answer.NewTable("Node", "Peer", "Router", "State", "MED", "Local pref", "Communities", "Why")
-	for i := range r.Sessions {
-		s := &r.Sessions[i]
-		state, why, med, preference, communities := "Not announced", s.Error, "", "", ""
-		to := r.of(s)
-		switch {
-		case to != nil:
-			state, communities = "Announced", strings.Join(to.Communities, " ")
-			if to.MED != nil {
-				med = strconv.FormatUint(uint64(*to.MED), 10)
-			}
-			if to.LocalPref != nil {
-				preference = strconv.FormatUint(uint64(*to.LocalPref), 10)
-			}
-		case s.Established && why == "":
-			why = "no export of the BGPPeer names it"
-		}
-		table.Add(s.Node, s.Name, routerOf(s), state, med, preference, communities, why)
-	}
-	return table
+	return fmt.Sprint(*n)
 }

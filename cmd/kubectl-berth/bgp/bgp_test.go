@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/speaker/status"
@@ -46,8 +47,6 @@ func podOn(node string) *v1.Pod {
 
 var now = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func number(n uint32) *uint32 { return &n }
-
 func up(name string, exported ...status.Exported) status.Peer {
 	return status.Peer{Name: name, Address: netip.MustParseAddr("10.11.0.1"), ASN: 65101, Established: true, Since: now.Add(-time.Hour), Exported: exported}
 }
@@ -68,7 +67,7 @@ var (
 	twelve  = netip.MustParseAddr("10.99.0.12")
 	carried = []status.Carried{{Address: twelve, Metric: 7}}
 	plain   = status.Exported{Address: twelve}
-	full    = status.Exported{Address: twelve, Communities: []string{"65200:70", "1:2:3"}, MED: number(7), LocalPref: number(4294967288)}
+	full    = status.Exported{Address: twelve, Communities: []string{"65200:70", "1:2:3"}, MED: new(uint32(7)), LocalPref: new(uint32(4294967288))}
 )
 
 // Sessions, and the announcements of an address, are shown with the things that need somebody.
@@ -146,8 +145,8 @@ Node node1, which should have 10.99.0.12, does not carry it
 			if test.addr != "" {
 				addr = netip.MustParseAddr(test.addr)
 			}
-			r := &Report{Address: test.addr, Holder: test.holder, Sessions: []Session{}}
-			if err := r.add(t.Context(), &Speakers{Kube: fake.NewClientset(test.pods...), Port: test.says, Namespace: "berth-system"}, "", addr); err != nil {
+			r := &report{Address: test.addr, Holder: test.holder, Sessions: []session{}}
+			if err := r.add(t.Context(), &command.Call{Kube: fake.NewClientset(test.pods...), System: "berth-system"}, test.says, "", addr); err != nil {
 				t.Fatal(err)
 			}
 			var out strings.Builder

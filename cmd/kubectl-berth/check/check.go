@@ -9,7 +9,6 @@ import (
 	"io"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -17,7 +16,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 const long = `Compares FloatingIPs, IPPools, pods, nodes, the owners of addresses and the agents, and
@@ -83,20 +81,10 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 	debug.SetGCPercent(gcPercent)
 	progress, end := call.Progress()
 	defer end()
-	auditor, err := audit.ForConfig(call.Config, audit.Options{
-		Grace: o.grace, Agents: o.agents, Namespace: call.System, Progress: func(what string, n int) { progress.Count(what, n, 0) },
-		Doubts: func(suspects []audit.Finding, until time.Time) {
-			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
-		},
-	})
+	report, err := Run(ctx, call, progress, audit.Options{Grace: o.grace, Agents: o.agents})
 	if err != nil {
 		return nil, err
 	}
-	report, err := auditor.Run(ctx)
-	if err != nil {
-		return nil, err
-	}
-	auditor.AddAdmission(ctx, report)
 	if o.wire {
 		progress.Doing(func() string { return "the agents are asked who answers for the addresses" })
 		if err := o.askWire(ctx, call, report); err != nil {
@@ -107,13 +95,31 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
 }
 
+// Run audits the cluster and its admission policies, and says on stderr what it is doing.
+func Run(ctx context.Context, call *command.Call, progress *command.Progress, o audit.Options) (*audit.Report, error) {
+	o.Namespace = call.System
+	o.Progress = func(what string, n int) { progress.Count(what, n, 0) }
+	o.Doubts = func(suspects []audit.Finding, until time.Time) {
+		progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+	}
+	auditor, err := audit.ForConfig(call.Config, o)
+	if err != nil {
+		return nil, err
+	}
+	report, err := auditor.Run(ctx)
+	if err == nil {
+		auditor.AddAdmission(ctx, report)
+	}
+	return report, err
+}
+
 // gcPercent is how much the heap may grow before it is cleaned.
 const gcPercent = 25
 
 // validate refuses codes that do not exist: a misspelt one would be ignored silently.
 func (o *options) validate(*command.Call) error {
 	for _, code := range o.ignore {
-		if !slices.ContainsFunc(audit.Meanings(), func(m audit.Meaning) bool { return string(m.Code) == code }) {
+		if audit.Meanings[audit.Code(code)] == "" {
 			return fmt.Errorf("--ignore: there is no code %q: docs/reference/check.md lists them", code)
 		}
 	}
@@ -131,7 +137,7 @@ func answerOf(report *audit.Report) *answer.Answer {
 	}}
 	for _, f := range report.Findings {
 		table.Add(string(f.Code), f.Objects[0].String(), f.Text, f.Command)
-		if name := nameOf(f.Objects[0]); !slices.Contains(a.Names, name) {
+		if name := answer.NameOf(f.Objects[0].Kind, f.Objects[0].Name); !slices.Contains(a.Names, name) {
 			a.Names = append(a.Names, name)
 		}
 	}
@@ -141,22 +147,13 @@ func answerOf(report *audit.Report) *answer.Answer {
 			fmt.Fprintln(out, paint.Green("Nothing was found")+" in "+of+".")
 		} else {
 			fmt.Fprintf(out, "\n%s in %s:\n", paint.Red(fmt.Sprintf("%d findings", len(report.Findings))), of)
-			for _, m := range audit.Meanings() {
-				if slices.ContainsFunc(report.Findings, func(f audit.Finding) bool { return f.Code == m.Code }) {
-					fmt.Fprintf(out, "%s: %s.\n", m.Code, m.Text)
+			for i, f := range report.Findings { // in the order of their codes
+				if i == 0 || report.Findings[i-1].Code != f.Code {
+					fmt.Fprintf(out, "%s: %s.\n", f.Code, audit.Meanings[f.Code])
 				}
 			}
 		}
-		answer.PrintProblems(out, paint, nil, report.Unknown)
+		answer.PrintProblems(out, paint, nil, report.Unknown, "")
 	}
 	return a
-}
-
-// nameOf returns an object as kubectl's -o name writes it.
-func nameOf(object audit.Object) string {
-	switch object.Kind {
-	case "FloatingIP", "IPPool", "IPClaim":
-		return strings.ToLower(object.Kind) + "." + v1alpha1.GroupName + "/" + object.Name
-	}
-	return strings.ToLower(object.Kind) + "/" + object.Name
 }

@@ -8,14 +8,12 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/claims"
-	"github.com/berth-dev/berth/ipam/client"
 )
 
 const moveClaimLong = `Moves the addresses of an IPClaim to another of the same namespace, for example to rename it.
@@ -38,84 +36,74 @@ func NewMoveClaim() command.Command {
 }
 
 func moveClaim(ctx context.Context, call *command.Call) error {
-	for i := range call.Targets {
-		if t := &call.Targets[i]; t.Kind != "IPClaim" || t.Namespace != call.Targets[0].Namespace {
-			return fmt.Errorf("%s and %s are not two IPClaims of one namespace", &call.Targets[0], &call.Targets[1])
+	from, to := &call.Targets[0], &call.Targets[1]
+	for _, t := range []*target.Target{from, to} {
+		if t.Kind != "IPClaim" || t.Namespace != from.Namespace {
+			return fmt.Errorf("%s and %s are not two IPClaims of one namespace", from, to)
 		}
 	}
-	from, to, namespace, berth := call.Targets[0].Name, call.Targets[1].Name, call.Targets[0].Namespace, call.Berth
-	if err := call.Require(ctx, &call.Targets[1]); err != nil {
+	if from.Name == to.Name {
+		return fmt.Errorf("%q is named twice: name the IPClaim that has the addresses, and another one", from.Name)
+	}
+	if err := call.Require(ctx, to); err != nil {
 		return err
 	}
-	target, err := movable(ctx, berth, namespace, from, to)
+	claim, err := call.Berth.IPClaims(to.Namespace).Get(ctx, to.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get %s: %w", to, err)
+	}
+	if claim.DeletionTimestamp != nil {
+		return fmt.Errorf("%s is being deleted, and would free the addresses", to)
+	}
+	source, err := call.Berth.IPClaims(from.Namespace).Get(ctx, from.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return fmt.Errorf("get %s: %w", from, err)
+	case source.Spec.Preallocate:
+		return fmt.Errorf("%s preallocates, and would take new addresses: set its spec.preallocate to false first", from)
+	}
+	has, err := ofClaim(ctx, call, to)
 	if err != nil {
 		return err
 	}
-	has, err := ofClaim(ctx, berth, namespace, to)
-	if err != nil {
-		return err
-	}
-	ips, err := ofClaim(ctx, berth, namespace, from)
+	ips, err := ofClaim(ctx, call, from)
 	if err != nil {
 		return err
 	}
 	if len(ips) == 0 {
-		if err := call.Require(ctx, &call.Targets[0]); err != nil {
-			return fmt.Errorf("no address is recorded for %s: %w", &call.Targets[0], err)
+		if err := call.Require(ctx, from); err != nil {
+			return fmt.Errorf("no address is recorded for %s: %w", from, err)
 		}
 	}
-	move := claims.Pick(ips, roomOf(target, has))
+	move := claims.Pick(ips, roomOf(claim, has))
 	left := len(ips) - len(move)
-	options := metav1.UpdateOptions{DryRun: call.DryRuns()}
+	done := "moved to IPClaim " + to.Name
+	if call.DryRun {
+		done += " (dry run)"
+	}
 	for _, ip := range move {
-		ip.Spec.Owner.Name, ip.Spec.Owner.UID = target.Name, target.UID
-		_, err := berth.FloatingIPs.Update(ctx, ip, options)
+		ip.Spec.Owner.Name, ip.Spec.Owner.UID = claim.Name, claim.UID
+		_, err := call.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: call.DryRuns()})
 		switch {
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			fmt.Fprintf(call.Out, "%s: not moved: it changed meanwhile\n", ip.Spec.Address)
 			left++
 		case err != nil:
-			return fmt.Errorf("move %s to IPClaim %s/%s: %w", ip.Spec.Address, namespace, to, err)
-		case call.DryRun:
-			fmt.Fprintf(call.Out, "%s: moved to IPClaim %s (dry run)\n", ip.Spec.Address, to)
+			return fmt.Errorf("move %s to %s: %w", ip.Spec.Address, to, err)
 		default:
-			fmt.Fprintf(call.Out, "%s: moved to IPClaim %s\n", ip.Spec.Address, to)
+			fmt.Fprintf(call.Out, "%s: %s\n", ip.Spec.Address, done)
 		}
 	}
 	if left > 0 {
-		return answer.FindingsError(fmt.Sprintf("%d addresses are left with IPClaim %s/%s: raise spec.size of %s if it has no room, and run the command again", left, namespace, from, to))
+		return answer.FindingsError(fmt.Sprintf("%d addresses are left with %s: raise spec.size of %s if it has no room, and run the command again", left, from, to.Name))
 	}
 	return nil
 }
 
-// movable returns the claim that gets the addresses of another.
-func movable(ctx context.Context, berth *client.Client, namespace, from, to string) (*v1alpha1.IPClaim, error) {
-	if from == to {
-		return nil, fmt.Errorf("%q is named twice: name the IPClaim that has the addresses, and another one", from)
-	}
-	target, err := berth.IPClaims(namespace).Get(ctx, to, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("get IPClaim %s/%s: %w", namespace, to, err)
-	}
-	if target.DeletionTimestamp != nil {
-		return nil, fmt.Errorf("IPClaim %s/%s is being deleted, and would free the addresses", namespace, to)
-	}
-	source, err := berth.IPClaims(namespace).Get(ctx, from, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		return nil, fmt.Errorf("get IPClaim %s/%s: %w", namespace, from, err)
-	case source.Spec.Preallocate:
-		return nil, fmt.Errorf("IPClaim %s/%s preallocates, and would take new addresses: set its spec.preallocate to false first", namespace, from)
-	}
-	return target, nil
-}
-
 // ofClaim returns the addresses recorded under a claim's name, without reserved ones.
-func ofClaim(ctx context.Context, berth *client.Client, namespace, name string) ([]*v1alpha1.FloatingIP, error) {
-	selector := fields.Set{"spec.owner.kind": "IPClaim", "spec.owner.namespace": namespace, "spec.owner.name": name}
-	var ips []*v1alpha1.FloatingIP
-	err := cluster.EachFloatingIP(ctx, berth, selector.AsSelector().String(), func(ip *v1alpha1.FloatingIP) error {
+func ofClaim(ctx context.Context, call *command.Call, t *target.Target) (ips []*v1alpha1.FloatingIP, err error) {
+	err = call.EachFloatingIP(ctx, fmt.Sprintf("spec.owner.kind=IPClaim,spec.owner.namespace=%s,spec.owner.name=%s", t.Namespace, t.Name), func(ip *v1alpha1.FloatingIP) error {
 		if !ip.Spec.Reserved && ip.Spec.Owner.IsClaim() {
 			ips = append(ips, ip)
 		}
@@ -124,7 +112,6 @@ func ofClaim(ctx context.Context, berth *client.Client, namespace, name string) 
 	return ips, err
 }
 
-// roomOf returns how many more addresses of each family a claim may have.
 func roomOf(claim *v1alpha1.IPClaim, has []*v1alpha1.FloatingIP) map[v1alpha1.IPFamily]int {
 	room := map[v1alpha1.IPFamily]int{v1alpha1.IPv4: int(claim.Spec.Size), v1alpha1.IPv6: int(claim.Spec.Size)}
 	for _, ip := range has {

@@ -20,7 +20,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -80,19 +79,16 @@ func NewRelease() command.Command {
 	}
 }
 
-// kind of the list that -o json prints.
 const kind = "ReleaseList"
 
 func (o *releasing) prepare(call *command.Call) (err error) {
 	o.Call = call
-	given := 0
+	given := map[bool]int{}
 	for _, is := range []bool{len(call.Args) > 0, o.age != "", o.file != ""} {
-		if is {
-			given++
-		}
+		given[is]++
 	}
 	switch {
-	case given != 1:
+	case given[true] != 1:
 		return errors.New("name addresses, or give --retained-longer-than or -f: exactly one of the three")
 	case o.pool != "" && o.age == "":
 		return errors.New("--pool is for --retained-longer-than")
@@ -109,16 +105,14 @@ func (o *releasing) prepare(call *command.Call) (err error) {
 }
 
 func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answer, error) {
-	var releases []freeing.Release
-	var err error
+	find := o.named
 	switch {
 	case o.file != "":
-		releases, err = o.ofReport(ctx)
+		find = o.ofReport
 	case o.age != "":
-		releases, err = o.retained(ctx)
-	default:
-		releases, err = o.named(ctx)
+		find = o.retained
 	}
+	releases, err := find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -133,9 +127,8 @@ func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answe
 	return o.answer(releases), err
 }
 
-// report reads the addresses of a report.
 func (o *releasing) report() ([]freeing.Release, error) {
-	text, err := command.ReadFile(o.file, o.In)
+	text, err := o.ReadFile(o.file)
 	if err != nil {
 		return nil, fmt.Errorf("read the report: %w", err)
 	}
@@ -179,7 +172,7 @@ func (o *releasing) named(ctx context.Context) ([]freeing.Release, error) {
 			return nil, err
 		}
 		if r.Outcome == freeing.Gone {
-			all, err := cluster.Pools(ctx, o.Berth)
+			all, err := o.Pools(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -215,7 +208,11 @@ func (o *releasing) retained(ctx context.Context) ([]freeing.Release, error) {
 	if o.pool, err = o.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
 		return nil, err
 	}
-	err = cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
+	ofPool := ""
+	if o.pool != "" {
+		ofPool = "spec.pool=" + o.pool
+	}
+	err = o.EachFloatingIP(ctx, ofPool, func(ip *v1alpha1.FloatingIP) error {
 		spec := &ip.Spec
 		if !spec.IsHeld() && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
 			releases = append(releases, freeing.Of(ip))
@@ -231,7 +228,7 @@ func (o *releasing) answer(releases []freeing.Release) *answer.Answer {
 	a := answer.List(kind, releases, table, func(r *freeing.Release) (name string, cells []any) {
 		count[r.Outcome]++
 		if addr, err := netip.ParseAddr(r.Address); err == nil && (r.Outcome == freeing.ToFree || r.Outcome == freeing.Freed) {
-			name = answer.FloatingIP(v1alpha1.NameOf(addr))
+			name = answer.NameOf("FloatingIP", v1alpha1.NameOf(addr))
 		}
 		return name, []any{r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, answer.Age(r.RetainedSince, time.Now()), r.Note}
 	})

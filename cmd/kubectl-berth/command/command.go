@@ -19,7 +19,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -28,11 +27,8 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
-	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/client"
 )
 
@@ -41,7 +37,7 @@ type Command struct {
 	Use, Short, Long, Example string
 	Aliases, ValidArgs        []string
 	// Args counts the arguments; nil: there are none.
-	Args Arguments
+	Args cobra.PositionalArgs
 	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are none.
 	Names string
 	// Flags adds flags to the skeleton's flags.
@@ -74,7 +70,7 @@ type Command struct {
 
 // Call is one call of a command.
 type Call struct {
-	*cluster.Cluster
+	*Cluster
 	genericiooptions.IOStreams
 	Args []string
 	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after Prepare.
@@ -95,10 +91,8 @@ type Call struct {
 	Metadata metadata.Interface
 	// Namespace of a Namespaced command; empty: all.
 	Namespace string
-
 	// System is the namespace of Berth's programs, of a command that asks these.
 	System string
-
 	// Connect sets these. It is called unless the call is Offline.
 	Connect func() error
 
@@ -111,7 +105,7 @@ type Call struct {
 // A nil answer prints nothing.
 func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), say func(watch.Event) (*answer.Answer, error)) {
 	c.follow = func(ctx context.Context, show func(*answer.Answer) error) error {
-		return cluster.Follow(ctx, version, start, func(event watch.Event) error {
+		return follow(ctx, version, start, func(event watch.Event) error {
 			said, err := say(event)
 			if err != nil || said == nil {
 				return err
@@ -121,34 +115,43 @@ func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Inte
 	}
 }
 
-// Arguments checks how many arguments there are.
-type Arguments = cobra.PositionalArgs
-
-// Exactly is a number of arguments.
-var Exactly = cobra.ExactArgs
-
-// AtLeast is the least number of arguments.
-var AtLeast = cobra.MinimumNArgs
-
-// AtMost is the largest number of arguments.
-var AtMost = cobra.MaximumNArgs
+// Numbers of arguments.
+var (
+	Exactly = cobra.ExactArgs
+	AtLeast = cobra.MinimumNArgs
+	AtMost  = cobra.MaximumNArgs
+)
 
 // Completion completes words, by the cluster's objects.
-type Completion func(of *cluster.Cluster) cobra.CompletionFunc
+type Completion func(of *Cluster) cobra.CompletionFunc
 
 // Names completes names of a kind.
 func Names(kind string) Completion {
-	return func(of *cluster.Cluster) cobra.CompletionFunc { return of.Completes(kind, nil) }
+	return func(of *Cluster) cobra.CompletionFunc { return of.completes(kind, nil) }
+}
+
+// Words completes one of some words.
+func Words(all ...string) Completion {
+	return func(*Cluster) cobra.CompletionFunc {
+		return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			fitting := slices.DeleteFunc(slices.Clone(all), func(word string) bool { return !strings.HasPrefix(word, begun) })
+			return fitting, cobra.ShellCompDirectiveNoFileComp
+		}
+	}
 }
 
 // New returns the command for cobra.
-func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func (c Command) New(of *Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	if c.Args == nil {
 		c.Args = cobra.NoArgs
 	}
+	codes := "Exit codes: 0 done; 1 it could not."
+	if c.Found != "" {
+		codes = "Exit codes: 0 done; 1 it could not; 2 " + c.Found + "."
+	}
 	call, format := &Call{Cluster: of, IOStreams: streams}, answer.NewFormat()
 	command := &cobra.Command{
-		Use: c.Use, Short: c.Short, Long: c.long(), Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
+		Use: c.Use, Short: c.Short, Long: strings.TrimSpace(c.Long) + "\n\n" + codes, Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
 		Args: c.Args,
 		RunE: func(command *cobra.Command, args []string) error {
 			call.Args = args
@@ -158,31 +161,31 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	switch {
 	case c.Names != "":
 		command.Args = func(command *cobra.Command, words []string) error { return c.Args(command, target.Join(words)) }
-		command.ValidArgsFunction = of.Completes(c.Names, c.Args)
+		command.ValidArgsFunction = of.completes(c.Names, c.Args)
 	case c.ValidArgs == nil:
 		command.ValidArgsFunction = cobra.NoFileCompletions
 	}
-	completes := map[string]Completion{}
+	flags, completes := command.Flags(), map[string]Completion{}
 	maps.Copy(completes, c.CompleteFlags)
 	if c.Namespaced {
-		of.AddNamespace(command, c.Everywhere)
+		of.addNamespace(flags, c.Everywhere)
 		completes["namespace"] = Names("Namespace")
 	}
 	if c.Answer != nil {
-		format.AddFlags(command.Flags())
+		format.AddFlags(flags)
 		completes["output"] = Words(answer.Formats...)
 	}
 	if c.Writes {
-		command.Flags().BoolVar(&call.DryRun, "dry-run", false, "Ask the API server whether it would do it, and change nothing.")
+		flags.BoolVar(&call.DryRun, "dry-run", false, "Ask the API server whether it would do it, and change nothing.")
 	}
 	if c.Programs {
-		command.Flags().StringVar(&call.given, "berth-namespace", "", "Namespace of Berth's programs. By default that of the agents' DaemonSet, or "+usualNamespace+" where you may not list DaemonSets.")
+		flags.StringVar(&call.given, "berth-namespace", "", "Namespace of Berth's programs. By default that of the agents' DaemonSet, or "+usualNamespace+" where you may not list DaemonSets.")
 	}
 	if c.Watch != "" {
-		command.Flags().BoolVarP(&call.Watching, "watch", "w", false, c.Watch)
+		flags.BoolVarP(&call.Watching, "watch", "w", false, c.Watch)
 	}
 	if c.Flags != nil {
-		c.Flags(command.Flags())
+		c.Flags(flags)
 	}
 	for name, complete := range completes {
 		if err := command.RegisterFlagCompletionFunc(name, complete(of)); err != nil {
@@ -195,44 +198,22 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	return command
 }
 
-// long returns the description with the exit codes, which all commands have in common.
-func (c Command) long() string {
-	codes := "Exit codes: 0 done; 1 it could not."
-	if c.Found != "" {
-		codes = "Exit codes: 0 done; 1 it could not; 2 " + c.Found + "."
-	}
-	return strings.TrimSpace(c.Long) + "\n\n" + codes
-}
-
-// Words completes one of some words.
-func Words(all ...string) Completion {
-	return func(*cluster.Cluster) cobra.CompletionFunc {
-		return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-			fitting := slices.DeleteFunc(slices.Clone(all), func(word string) bool { return !strings.HasPrefix(word, begun) })
-			return fitting, cobra.ShellCompDirectiveNoFileComp
-		}
-	}
-}
-
-// DryRuns returns the value of the API's parameter dryRun.
-func (c *Call) DryRuns() []string {
-	if c.DryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
-}
-
 func (c Command) run(ctx context.Context, call *Call, format *answer.Format) error {
 	if err := format.Check(); err != nil {
 		return err
 	}
 	call.ForPeople = format.ForPeople()
 	if c.Everywhere {
-		call.Namespace = call.GivenNamespace()
+		call.Namespace = *call.namespace
 	}
 	if c.Names != "" {
-		if err := call.parse(c.Names); err != nil {
-			return err
+		call.Targets = nil
+		for _, text := range target.Join(call.Args) {
+			t, err := target.Parse(text, c.Names)
+			if err != nil {
+				return err
+			}
+			call.Targets = append(call.Targets, t)
 		}
 	}
 	if c.Prepare != nil {
@@ -254,24 +235,33 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 	if c.Run != nil {
 		return c.Run(ctx, call)
 	}
+	show := func(said *answer.Answer) error { return format.Print(call.Out, said) }
 	said, err := c.Answer(ctx, call)
 	if said != nil {
-		if unprinted := format.Print(call.Out, said); unprinted != nil {
+		if unprinted := show(said); unprinted != nil {
 			return errors.Join(unprinted, err)
 		}
 	}
 	if err != nil || !call.Watching || call.follow == nil {
 		return err
 	}
-	return call.follow(ctx, func(said *answer.Answer) error { return format.Print(call.Out, said) })
+	return call.follow(ctx, show)
+}
+
+// DryRuns returns the value of the API's parameter dryRun.
+func (c *Call) DryRuns() []string {
+	if c.DryRun {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
 }
 
 // ReadFile reads the file that a flag names; - is stdin.
-func ReadFile(name string, stdin io.Reader) ([]byte, error) {
+func (c *Call) ReadFile(name string) ([]byte, error) {
 	if name != "-" {
 		return os.ReadFile(name)
 	}
-	text, err := io.ReadAll(stdin)
+	text, err := io.ReadAll(c.In)
 	if err != nil {
 		return nil, fmt.Errorf("read stdin: %w", err)
 	}
@@ -290,54 +280,4 @@ func ParseAge(text string) (time.Duration, error) {
 		return 0, fmt.Errorf("%q is no duration: write 30d, 12h or 90m", text)
 	}
 	return age, nil
-}
-
-// usualNamespace is the one that the chart's pages name.
-const usualNamespace = "berth-system"
-
-// system returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.
-func (c *Call) system(ctx context.Context) (string, error) {
-	if c.given != "" {
-		return c.given, c.Require(ctx, &target.Target{Kind: "Namespace", Name: c.given})
-	}
-	list, err := c.Kube.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector})
-	switch {
-	case apierrors.IsForbidden(err):
-		return usualNamespace, nil
-	case err != nil:
-		return "", fmt.Errorf("look for the agents' DaemonSet: %w", err)
-	}
-	var all []string
-	for i := range list.Items {
-		all = append(all, list.Items[i].Namespace)
-	}
-	slices.Sort(all)
-	switch all = slices.Compact(all); len(all) {
-	case 0:
-		return usualNamespace, nil
-	case 1:
-		return all[0], nil
-	}
-	return "", fmt.Errorf("the namespaces %s have agents of Berth: name one with --berth-namespace", strings.Join(all, ", "))
-}
-
-// connect makes the clients. It asks the API server nothing.
-func (c *Call) connect(namespaced bool) (err error) {
-	if c.Config, err = c.Cluster.Config(); err != nil {
-		return err
-	}
-	if namespaced {
-		if c.Namespace, err = c.Cluster.Namespace(); err != nil {
-			return err
-		}
-		if err := c.place(); err != nil {
-			return err
-		}
-	}
-	var errs [4]error
-	c.Berth, errs[0] = client.NewForConfig(c.Config)
-	c.Kube, errs[1] = kubernetes.NewForConfig(kubeclient.Protobuf(c.Config))
-	c.Dynamic, errs[2] = dynamic.NewForConfig(c.Config)
-	c.Metadata, errs[3] = metadata.NewForConfig(c.Config)
-	return errors.Join(errs[:]...)
 }

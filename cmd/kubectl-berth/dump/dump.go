@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -30,11 +29,10 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/agentpod"
-	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -98,7 +96,8 @@ func (o *options) dump(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, file.Close()) }()
 		out = file
 	}
-	b := newBundle(out)
+	zip := gzip.NewWriter(out)
+	b := &bundle{zip: zip, tar: tar.NewWriter(zip), now: time.Now()}
 	b.addJSON("kubernetes/version.json", version)
 	o.addObjects(ctx, b)
 	pods := o.addPrograms(ctx, b, kube)
@@ -110,19 +109,9 @@ func (o *options) dump(ctx context.Context) (err error) {
 	}
 	progress, end := o.Progress()
 	defer end()
-	auditor, err := audit.ForConfig(o.Config, audit.Options{
-		Grace: grace, Agents: true, Namespace: o.System, Progress: func(what string, n int) { progress.Count(what, n, 0) },
-		Doubts: func(suspects []audit.Finding, until time.Time) {
-			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
-		},
-	})
-	if err != nil {
-		return err
-	}
-	if report, err := auditor.Run(ctx); err != nil {
+	if report, err := check.Run(ctx, o.Call, progress, audit.Options{Grace: grace, Agents: true}); err != nil {
 		b.leaveOut("check.json", failure.Explain(err))
 	} else {
-		auditor.AddAdmission(ctx, report)
 		b.addJSON("check.json", map[string]any{"findings": report.Findings, "unknown": report.Unknown, "addresses": report.Addresses, "pods": report.Pods, "pools": report.Pools})
 	}
 	b.leaveOut("secrets", "never read")
@@ -138,7 +127,6 @@ func (o *options) dump(ctx context.Context) (err error) {
 	return nil
 }
 
-// grace of the check.
 const grace = 10 * time.Second
 
 type kind struct {
@@ -147,7 +135,6 @@ type kind struct {
 	keep     func(*unstructured.Unstructured) bool
 }
 
-// kinds of objects in the bundle, beside Berth's own.
 var kinds = []kind{
 	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
 	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
@@ -160,7 +147,6 @@ var kinds = []kind{
 	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil},
 }
 
-// addObjects adds the objects of each kind.
 func (o *options) addObjects(ctx context.Context, b *bundle) {
 	berths := make([]kind, 0, len(kinds))
 	for _, name := range v1alpha1.Kinds() {
@@ -169,7 +155,7 @@ func (o *options) addObjects(ctx context.Context, b *bundle) {
 	}
 	for _, kind := range append(berths, kinds...) {
 		var all []unstructured.Unstructured
-		err := cluster.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
+		err := command.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
 			if kind.keep == nil || kind.keep(one) {
 				all = append(all, *scrub(one))
 			}
@@ -183,7 +169,6 @@ func (o *options) addObjects(ctx context.Context, b *bundle) {
 	}
 }
 
-// addPrograms adds Berth's own workloads, pods, ConfigMaps and leases, and returns the pods.
 func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.Interface) []v1.Pod {
 	// The namespace may have other programs, too.
 	pods, err := kube.CoreV1().Pods(o.System).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"})
@@ -219,44 +204,29 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 // isOfBerth says whether an object without labels has a name that the chart gives.
 func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
 
-// addLogs adds the logs of Berth's programs, also from before their containers' last restart.
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
-	_ = cluster.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
+	_ = command.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
 		file := fmt.Sprintf("logs/%s/%s.log", pod.Name, of.Container)
 		if of.Previous {
 			file = fmt.Sprintf("logs/%s/%s-previous.log", pod.Name, of.Container)
 		}
 		of.TailLines = &o.lines
 		text, err := kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &of).DoRaw(ctx)
-		if err != nil {
-			b.leaveOut(file, failure.Explain(err))
-			return nil
-		}
-		b.add(file, text)
+		b.addEncoded(file, text, err)
 		return nil
 	})
 }
 
-// addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
-	ports := &agentport.Ports{Kube: o.Kube, Namespace: o.System}
 	for i := range pods {
-		pod := &pods[i]
-		if !agentpod.Is(pod) {
-			continue
+		if pod := &pods[i]; agentpod.Is(pod) {
+			// The answer as it is: a later agent may say more.
+			text, err := o.Ports().Agent(pod)(ctx, http.MethodGet, inquiry.PathInspect, url.Values{"check": {"true"}})
+			b.addEncoded("nodes/"+pod.Spec.NodeName+".json", text, err)
 		}
-		file := "nodes/" + pod.Spec.NodeName + ".json"
-		// The answer as it is: a later agent may say more.
-		text, err := ports.Agent(pod)(ctx, http.MethodGet, inquiry.PathInspect, url.Values{"check": {"true"}})
-		if err != nil {
-			b.leaveOut(file, failure.Explain(err))
-			continue
-		}
-		b.add(file, text)
 	}
 }
 
-// hasAddresses says whether a pod, or the pods of a workload, have to do with addresses.
 func hasAddresses(object *unstructured.Unstructured) bool {
 	text, err := json.Marshal([]any{object.Object["spec"], object.GetAnnotations()})
 	return err == nil && (strings.Contains(string(text), `"`+v1alpha1.GroupName+"/") || strings.Contains(string(text), galaxy.ResourceENIIP))
@@ -268,7 +238,6 @@ func isOurs(event *unstructured.Unstructured) bool {
 	return slices.Contains([]string{"Pod", "Node", "FloatingIP", "IPPool", "IPClaim", "NetworkProfile", "NodeAssignment"}, kind)
 }
 
-// kept are the annotations that stay, beside Berth's.
 var kept = []string{v1alpha1.AnnotationNetworks, v1alpha1.AnnotationNetworkStatus}
 
 // scrub removes all fields of an object that Berth does not read. It modifies the object.
@@ -290,7 +259,6 @@ func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {
 	return object
 }
 
-// ours returns the annotations that stay.
 func ours(annotations map[string]string) map[string]string {
 	maps.DeleteFunc(annotations, func(name, _ string) bool {
 		return !strings.HasPrefix(name, v1alpha1.GroupName+"/") && !slices.Contains(kept, name)
@@ -306,34 +274,31 @@ var (
 
 func scrubPodSpec(object map[string]any, field string) {
 	spec, _, _ := unstructured.NestedMap(object, field)
-	left := map[string]any{}
-	for _, name := range podFields {
-		if value, ok := spec[name]; ok {
-			left[name] = value
-		}
-	}
+	left := only(spec, podFields)
 	for _, name := range []string{"containers", "initContainers"} {
-		containers, ok := spec[name].([]any)
-		if !ok {
-			continue
-		}
-		var all []any
-		for _, container := range containers {
-			fields, _ := container.(map[string]any)
-			one := map[string]any{}
-			for _, name := range containerFields {
-				if value, ok := fields[name]; ok {
-					one[name] = value
-				}
+		if containers, ok := spec[name].([]any); ok {
+			all := make([]any, len(containers))
+			for i := range containers {
+				fields, _ := containers[i].(map[string]any)
+				all[i] = only(fields, containerFields)
 			}
-			all = append(all, one)
+			left[name] = all
 		}
-		left[name] = all
 	}
 	object[field] = left
 }
 
-// hide removes the values of environment variables.
+// only returns some of the fields.
+func only(all map[string]any, names []string) map[string]any {
+	left := map[string]any{}
+	for _, name := range names {
+		if value, ok := all[name]; ok {
+			left[name] = value
+		}
+	}
+	return left
+}
+
 func hide(spec *v1.PodSpec) {
 	for _, containers := range [][]v1.Container{spec.Containers, spec.InitContainers} {
 		for i := range containers {
@@ -356,11 +321,6 @@ type bundle struct {
 	err   error
 }
 
-func newBundle(out io.Writer) *bundle {
-	zip := gzip.NewWriter(out)
-	return &bundle{zip: zip, tar: tar.NewWriter(zip), now: time.Now()}
-}
-
 func (b *bundle) add(name string, text []byte) {
 	if b.err != nil {
 		return
@@ -374,23 +334,23 @@ func (b *bundle) add(name string, text []byte) {
 
 func (b *bundle) addJSON(name string, content any) {
 	text, err := json.MarshalIndent(content, "", "  ")
-	if err != nil {
-		b.leaveOut(name, err.Error())
-		return
-	}
-	b.add(name, text)
+	b.addEncoded(name, text, err)
 }
 
 func (b *bundle) addYAML(name string, content any) {
 	text, err := yaml.Marshal(content)
+	b.addEncoded(name, text, err)
+}
+
+// addEncoded adds a file, or notes why there is none.
+func (b *bundle) addEncoded(name string, text []byte, err error) {
 	if err != nil {
-		b.leaveOut(name, err.Error())
+		b.leaveOut(name, failure.Explain(err))
 		return
 	}
 	b.add(name, text)
 }
 
-// leaveOut notes a thing that is not in the bundle.
 func (b *bundle) leaveOut(what, why string) { b.left = append(b.left, what+": "+why) }
 
 func (b *bundle) close() error {

@@ -5,6 +5,7 @@
 package failover
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -12,20 +13,21 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -52,16 +54,16 @@ type Report struct {
 	Failover *status.Status `json:"failover,omitempty"`
 	// Replicas counts the pods of berth-failover.
 	Replicas int       `json:"replicas"`
-	Waiting  []Waiting `json:"waiting"`
+	Waiting  []waiting `json:"waiting"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Kind of a Report.
-const Kind = "FailoverReport"
+// kind of a Report.
+const kind = "FailoverReport"
 
-// Waiting is an address that a pod is to have on a node, where the node does not answer for it.
-type Waiting struct {
+// waiting is an address that a pod is to have on a node, where the node does not answer for it.
+type waiting struct {
 	Node string `json:"node"`
 	// Pod is empty where the FloatingIP names none, or cannot be read.
 	Pod string `json:"pod,omitempty"`
@@ -80,7 +82,7 @@ func New() command.Command {
 
 // Show asks berth-failover and agents. It returns an answer with an error, too: see [answer.Outcome].
 func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	l, r := newLook(call), &Report{Waiting: []Waiting{}}
+	l, r := &look{call, call.Ports()}, &Report{Waiting: []waiting{}}
 	l.addStatus(ctx, r)
 	if err := l.addWaiting(ctx, r); err != nil {
 		return nil, err
@@ -88,75 +90,51 @@ func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
 }
 
-// port asks programs of Berth's. Blocking.
 type port interface {
-	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
+	command.Port
 	Agent(pod *v1.Pod) inquiry.Client
 }
 
-// look asks berth-failover and agents.
 type look struct {
-	call      *command.Call
-	kube      kubernetes.Interface
-	port      port
-	namespace string
+	*command.Call
+	port port
 }
 
-func newLook(call *command.Call) *look {
-	return &look{call, call.Kube, &agentport.Ports{Kube: call.Kube, Namespace: call.System}, call.System}
-}
-
-// replicas lists the pods of berth-failover that may answer.
-func (l *look) replicas(ctx context.Context) ([]v1.Pod, error) {
-	pods, err := l.kube.CoreV1().Pods(l.namespace).List(ctx, metav1.ListOptions{LabelSelector: status.Selector})
-	if err != nil {
-		return nil, fmt.Errorf("list the pods of %s: %w", status.Name, err)
-	}
-	return pods.Items, nil
-}
-
-// errNobodyLeads is returned where no replica of berth-failover acts.
 var errNobodyLeads = fmt.Errorf("no replica of %s leads", status.Name)
 
 // leader returns the pod that acts, and what it says. It asks all at once, as one may be on a node that died.
-func (l *look) leader(ctx context.Context, pods []v1.Pod) (*v1.Pod, *status.Status, error) {
+func (l *look) leader(ctx context.Context, pods []*v1.Pod) (*v1.Pod, *status.Status, error) {
+	type reply struct {
+		pod  *v1.Pod
+		says *status.Status
+		err  error
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	says, errs, done := make([]*status.Status, len(pods)), make([]error, len(pods)), make(chan int, len(pods))
-	for i := range pods {
+	replies, errs := make(chan reply, len(pods)), []error{}
+	for _, pod := range pods {
 		go func() {
-			says[i], errs[i] = l.ask(ctx, agentport.Question{Method: http.MethodGet, Path: status.PathStatus, Pod: &pods[i], Account: agentpod.Diagnosis})
-			done <- i
+			says, err := l.ask(ctx, agentport.Question{Method: http.MethodGet, Path: status.PathStatus, Pod: pod, Account: agentpod.Diagnosis})
+			replies <- reply{pod, says, err}
 		}()
 	}
 	for range pods {
-		if i := <-done; errs[i] == nil && says[i].Leads {
-			return &pods[i], says[i], nil
+		r := <-replies
+		if r.err == nil && r.says.Leads {
+			return r.pod, r.says, nil
 		}
+		errs = append(errs, r.err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, nil, err
-	}
-	return nil, nil, errNobodyLeads
+	return nil, nil, cmp.Or(errors.Join(errs...), errNobodyLeads)
 }
 
-// ask puts a question to a pod of berth-failover.
 func (l *look) ask(ctx context.Context, q agentport.Question) (*status.Status, error) {
 	q.Of, q.Audience = status.Name, status.Audience
-	text, err := l.port.Ask(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	said := &status.Status{}
-	if err := json.Unmarshal(text, said); err != nil {
-		return nil, fmt.Errorf("read the answer of %s in pod %s: %w", status.Name, q.Pod.Name, err)
-	}
-	return said, nil
+	return command.AskJSON[status.Status](ctx, l.port, q)
 }
 
-// addStatus adds what berth-failover says.
 func (l *look) addStatus(ctx context.Context, r *Report) {
-	pods, err := l.replicas(ctx)
+	pods, err := l.Programs(ctx, status.Selector, "")
 	r.Replicas = len(pods)
 	if err == nil && r.Replicas > 0 {
 		_, r.Failover, err = l.leader(ctx, pods)
@@ -166,9 +144,8 @@ func (l *look) addStatus(ctx context.Context, r *Report) {
 	}
 }
 
-// addWaiting asks the agents of nodes with pods that have an address and do not run yet.
 func (l *look) addWaiting(ctx context.Context, r *Report) error {
-	pods, err := l.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending,spec.nodeName!="})
+	pods, err := l.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending,spec.nodeName!="})
 	if err != nil {
 		return fmt.Errorf("list pods with floating IPs that do not run yet: %w", err)
 	}
@@ -190,40 +167,33 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Selector, "")
+	agents, err := l.Programs(ctx, agentpod.Selector, "")
 	if err != nil {
 		return err
 	}
 	agents = slices.DeleteFunc(agents, func(agent *v1.Pod) bool { return holders[agent.Spec.NodeName] == nil })
-	command.Ask(agents, func(agent *v1.Pod) func() {
-		in, err := l.port.Agent(agent).Inspect(ctx, "", false)
-		return func() {
-			if err != nil {
-				r.Unknown = append(r.Unknown, fmt.Sprintf("for which addresses node %s waits: %s", agent.Spec.NodeName, failure.Explain(err)))
-				return
-			}
-			for _, u := range in.Unanswered {
-				pod := holders[agent.Spec.NodeName][v1alpha1.NameOf(u.Address)]
-				r.Waiting = append(r.Waiting, Waiting{Node: agent.Spec.NodeName, Pod: pod, UnansweredAddress: u})
-			}
+	r.Unknown = append(r.Unknown, command.AskPods(agents, "for which addresses node %s waits", func(agent *v1.Pod) (*inquiry.Inspection, error) {
+		return l.port.Agent(agent).Inspect(ctx, "", false)
+	}, func(agent *v1.Pod, in *inquiry.Inspection) {
+		on := agent.Spec.NodeName
+		for _, u := range in.Unanswered {
+			r.Waiting = append(r.Waiting, waiting{Node: on, Pod: holders[on][v1alpha1.NameOf(u.Address)], UnansweredAddress: u})
 		}
-	})
-	slices.SortFunc(r.Waiting, func(a, b Waiting) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.Address.Compare(b.Address)) })
-	slices.Sort(r.Unknown)
+	})...)
+	slices.SortFunc(r.Waiting, func(a, b waiting) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.Address.Compare(b.Address)) })
 	return nil
 }
 
-// problems need somebody.
-func (r *Report) problems() []answer.Problem {
-	var all answer.Problems
+func (r *Report) problems() (all answer.Problems) {
 	of := r.Failover
-	switch {
-	case of == nil && r.Replicas > 0 && len(r.Unknown) == 0:
-		return []answer.Problem{{Text: errNobodyLeads.Error() + ": no pod moves by itself", Command: "kubectl get pods -A -l " + status.Selector}}
-	case of == nil:
-		return nil
-	case !of.Watching:
-		all = append(all, answer.Problem{Text: status.Name + " does not see the Leases of nodes: it suspects none", Command: "kubectl logs -A -l " + status.Selector})
+	if of == nil {
+		if r.Replicas > 0 && len(r.Unknown) == 0 {
+			all.Add("kubectl get pods -A -l "+status.Selector, "%s: no pod moves by itself", errNobodyLeads)
+		}
+		return all
+	}
+	if !of.Watching {
+		all.Add("kubectl logs -A -l "+status.Selector, "%s does not see the Leases of nodes: it suspects none", status.Name)
 	}
 	if of.Brake != nil {
 		all.Add("kubectl berth failover resume", "Nothing moves since %s, because %d of %d nodes are suspect: the network or the API server may be the cause. If these nodes are off:",
@@ -231,13 +201,12 @@ func (r *Report) problems() []answer.Problem {
 	}
 	for i := range of.Nodes {
 		if n := &of.Nodes[i]; !n.Since.IsZero() {
-			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s is suspect: %s", n.Name, whyOf(n)), Command: "kubectl describe node " + n.Name})
+			all.Add("kubectl describe node "+n.Name, "Node %s is suspect: %s", n.Name, whyOf(n))
 		}
 	}
 	return all
 }
 
-// whyOf says what is known of a suspect node.
 func whyOf(n *status.Node) string {
 	said := map[status.Verdict]string{
 		"":             "the kubelet does not renew its Lease",
@@ -255,19 +224,38 @@ func whyOf(n *status.Node) string {
 
 func (r *Report) answer(now time.Time) *answer.Answer {
 	table := answer.NewTable("Node", "Address", "Pod", "State", "Since", "Why")
-	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
+	a := &answer.Answer{Table: table, Kind: kind, Content: r}
+	row := func(node string, addr netip.Addr, cells ...any) {
+		table.Add(append([]any{node, addr.String()}, cells...)...)
+		a.Names = append(a.Names, answer.NameOf("FloatingIP", v1alpha1.NameOf(addr)))
+	}
+	nodes := []status.Node{}
 	if r.Failover != nil {
-		for i := range r.Failover.Nodes {
-			r.addNode(table, a, &r.Failover.Nodes[i], now)
+		nodes = r.Failover.Nodes
+	}
+	for i := range nodes {
+		n, state, since, why := &nodes[i], "Back", "", "the taint berth.dev/lost goes"
+		if !n.Since.IsZero() {
+			state, since, why = cmp.Or(string(n.Verdict), "Suspect"), duration.HumanDuration(now.Sub(n.Since)), whyOf(n)
+		}
+		rows := len(a.Names)
+		for _, pod := range n.Pods {
+			for _, addr := range pod.Addresses {
+				row(n.Name, addr, pod.Namespace+"/"+pod.Name, state, since, why)
+			}
+		}
+		if rows == len(a.Names) {
+			table.Add(n.Name, "", "", state, since, why)
 		}
 	}
+	problems := r.problems()
 	for i := range r.Waiting {
 		w := &r.Waiting[i]
-		table.Add(w.Node, w.Address.String(), w.Pod, "Waits", "", w.Why)
-		a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+v1alpha1.NameOf(w.Address))
+		row(w.Node, w.Address, w.Pod, "Waits", "", w.Why)
+		problems.Add("kubectl berth failover take "+w.Address.String(), "Node %s waits for %s: %s. If you know that no other host answers for it:", w.Node, w.Address, w.Why)
 	}
 	a.Text = func(out io.Writer, paint answer.Paint) {
-		if len(r.Waiting) > 0 || r.Failover != nil && len(r.Failover.Nodes) > 0 {
+		if len(r.Waiting)+len(nodes) > 0 {
 			fmt.Fprintln(out)
 		}
 		switch {
@@ -276,44 +264,177 @@ func (r *Report) answer(now time.Time) *answer.Answer {
 		case r.Failover != nil:
 			fmt.Fprintf(out, "%s knows %d nodes.\n", status.Name, r.Failover.Known)
 		}
-		problems := r.problems()
-		for i := range r.Waiting {
-			problems = append(problems, r.Waiting[i].problem())
-		}
-		answer.PrintProblems(out, paint, problems, r.Unknown)
-		if len(problems)+len(r.Unknown) == 0 {
-			fmt.Fprintln(out, paint.Green("No problem."))
-		}
+		answer.PrintProblems(out, paint, problems, r.Unknown, "No problem.")
 	}
 	return a
 }
 
-// addNode adds a row for each address of the node that moves, or one.
-func (r *Report) addNode(table *answer.Table, a *answer.Answer, n *status.Node, now time.Time) {
-	state, since, why := "Back", "", "the taint berth.dev/lost goes"
-	if !n.Since.IsZero() {
-		state, since, why = "Suspect", duration.HumanDuration(now.Sub(n.Since)), whyOf(n)
-		if n.Verdict != "" {
-			state = string(n.Verdict)
-		}
-	}
-	rows := 0
-	for _, pod := range n.Pods {
-		for _, addr := range pod.Addresses {
-			table.Add(n.Name, addr.String(), pod.Namespace+"/"+pod.Name, state, since, why)
-			a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+v1alpha1.NameOf(addr))
-			rows++
-		}
-	}
-	if rows == 0 {
-		table.Add(n.Name, "", "", state, since, why)
+const takeLong = `Tells the node that waits for an address that no other node answers for it, whatever is heard. The node answers within a
+second. Use it where you know that the last node is off, and something goes on answering for it, such as a switch that
+suppresses ARP and remembers for minutes.
+
+If another node does still answer, hosts of the network get two answers. So the command says what the node hears, and asks
+whether to go on. It needs the Roles berth-failover-operator and berth-diagnosis of Berth's namespace.`
+
+const takeExamples = `  # What waits, and why?
+  kubectl berth failover
+
+  # The node that had it is off
+  kubectl berth failover take 10.0.70.10`
+
+func newTake() command.Command {
+	o := &writing{}
+	return command.Command{
+		Use: "take ADDRESS | POD", Short: "Says that no other node answers for an address that waits", Long: takeLong, Example: takeExamples,
+		Args: command.Exactly(1), Names: target.Addresses, Namespaced: true, Programs: true, Flags: func(flags *pflag.FlagSet) {
+			o.addFlags(flags, "Say which node would answer, and what it hears, and change nothing.")
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			addr, err := call.Address(ctx)
+			if err != nil {
+				return nil, err
+			}
+			ip, err := call.FloatingIP(ctx, addr)
+			if err != nil {
+				return nil, err
+			}
+			return (&look{call, call.Ports()}).take(ctx, o, addr, ip)
+		},
 	}
 }
 
-// problem says how a person can end the waiting.
-func (w *Waiting) problem() answer.Problem {
-	return answer.Problem{
-		Text:    fmt.Sprintf("Node %s waits for %s: %s. If you know that no other host answers for it:", w.Node, w.Address, w.Why),
-		Command: "kubectl berth failover take " + w.Address.String(),
+// take tells the node that has the address by its record.
+func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alpha1.FloatingIP) (*answer.Answer, error) {
+	if ip == nil || ip.Spec.Pod == nil || ip.Spec.Node == "" {
+		return nil, fmt.Errorf("no pod has %s on a node: nothing waits for it (kubectl berth failover lists what waits)", addr)
 	}
+	agents, err := l.Programs(ctx, agentpod.Selector, ip.Spec.Node)
+	if err != nil {
+		return nil, err
+	}
+	if len(agents) == 0 {
+		return nil, fmt.Errorf("node %s has no agent in namespace %s, so nobody can be told: name Berth's with --berth-namespace, or see kubectl -n %[2]s describe daemonset berth-agent", ip.Spec.Node, l.System)
+	}
+	agent := agents[0]
+	in, err := l.port.Agent(agent).Inspect(ctx, "", false)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(in.Unanswered, func(u inquiry.UnansweredAddress) bool { return u.Address == addr })
+	if i < 0 {
+		return nil, fmt.Errorf("node %s does not wait for %s: it answers for it, or its pod has not come there yet (kubectl berth failover lists what waits)", ip.Spec.Node, addr)
+	}
+	w := waiting{Node: ip.Spec.Node, UnansweredAddress: in.Unanswered[i]}
+	if ip.Spec.Owner != nil {
+		w.Pod = ip.Spec.Owner.Namespace + "/" + ip.Spec.Pod.Name
+	}
+	a := &answer.Answer{Kind: kind, Content: &Report{Waiting: []waiting{w}}, Names: []string{answer.NameOf("FloatingIP", ip.Name)}}
+	tell := a.Tell
+	if o.dryRun {
+		return tell("Node %s would answer for %s, of pod %s, although: %s. Nothing was changed.", w.Node, addr, w.Pod, w.Why), nil
+	}
+	if err := o.confirm(l.Call, fmt.Sprintf(
+		"Node %s will answer for %s, of pod %s, although: %s.\n"+
+			"If another host does answer, hosts of the network get two answers, and connections break or reach the old pod. Go on only if %s is off or disconnected.",
+		w.Node, addr, w.Pod, w.Why, cmp.Or(w.LastNode, "that host"))); err != nil {
+		return nil, err
+	}
+	if err := l.port.Agent(agent).TakeOver(ctx, addr); err != nil {
+		return nil, err
+	}
+	return tell("Node %s answers for %s within a second. If its pod still waits, the kubelet's next try starts it.", w.Node, addr), nil
+}
+
+const resumeLong = `Ends the brake of berth-failover: while more than a third of the nodes are suspect at once, no pod moves, because the
+network or the API server may be the cause rather than the nodes. Say by this that the nodes that are suspect now, which
+the command shows, are really lost; nodes that become suspect later are not meant. Their pods that ask for it move then, once other nodes confirm that nothing of the node answers; the others
+stay as they are.
+
+It needs the Roles berth-failover-operator and berth-diagnosis of Berth's namespace.`
+
+const resumeExamples = `  # Which nodes are suspect?
+  kubectl berth failover
+
+  # They are off: go on
+  kubectl berth failover resume`
+
+func newResume() command.Command {
+	o := &writing{}
+	return command.Command{
+		Use: "resume", Short: "Says that the nodes that are suspect are lost, so that their pods move", Long: resumeLong, Example: resumeExamples,
+		Programs: true, Flags: func(flags *pflag.FlagSet) {
+			o.addFlags(flags, "Say which nodes would count as lost, and change nothing.")
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			return (&look{call, call.Ports()}).resume(ctx, o)
+		},
+	}
+}
+
+type writing struct{ yes, dryRun bool }
+
+func (o *writing) addFlags(flags *pflag.FlagSet, dryRun string) {
+	flags.BoolVar(&o.yes, "yes", false, "Do not ask whether to go on.")
+	flags.BoolVar(&o.dryRun, "dry-run", false, dryRun)
+}
+
+func (o *writing) confirm(call *command.Call, danger string) error {
+	if o.yes {
+		return nil
+	}
+	fmt.Fprintf(call.ErrOut, "%s\nGo on? Write yes: ", danger)
+	said, err := bufio.NewReader(call.In).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read whether to go on: %w", err)
+	}
+	if strings.TrimSpace(said) != "yes" {
+		return errors.New("nothing was changed: write yes to go on, or give --yes")
+	}
+	return nil
+}
+
+func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
+	pods, err := l.Programs(ctx, status.Selector, "")
+	if err != nil {
+		return nil, err
+	}
+	if len(pods) == 0 {
+		return nil, fmt.Errorf("%s is not installed in namespace %s: there is no brake (the chart's value failover.enabled installs it; --berth-namespace names another namespace)", status.Name, l.System)
+	}
+	pod, said, err := l.leader(ctx, pods)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Failover: said, Replicas: len(pods), Waiting: []waiting{}}
+	a := &answer.Answer{Kind: kind, Content: r}
+	tell := a.Tell
+	if said.Brake == nil {
+		return tell("There is no brake: nothing keeps pods from moving. Nothing was changed."), nil
+	}
+	var suspects []string
+	for i := range said.Nodes {
+		if !said.Nodes[i].Since.IsZero() {
+			suspects = append(suspects, said.Nodes[i].Name)
+		}
+	}
+	names := strings.Join(suspects, ", ")
+	if o.dryRun {
+		return tell("These nodes would count as lost: %s. Nothing was changed.", names), nil
+	}
+	if err := o.confirm(l.Call, fmt.Sprintf(
+		"Pods with berth.dev/failover: Automatic move from these nodes, once others confirm that nothing of them answers: %s.\n"+
+			"Where a node is only cut off, its processes go on, beside the new ones.", names)); err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(status.Resume{Nodes: suspects})
+	if err != nil {
+		return nil, fmt.Errorf("encode the nodes that are lost: %w", err)
+	}
+	if r.Failover, err = l.ask(ctx, agentport.Question{Method: http.MethodPost, Path: status.PathResume, Body: body, Pod: pod, Account: agentpod.Operator}); err != nil {
+		return nil, err
+	}
+	if r.Failover.Brake != nil {
+		return tell("These nodes count as lost until they return: %s. The brake stays on: more nodes became suspect meanwhile. See which with kubectl berth failover, and resume again if these are lost, too.", names), nil
+	}
+	return tell("The brake is off. These nodes count as lost until they return: %s. kubectl berth failover shows what moves.", names), nil
 }

@@ -96,8 +96,8 @@ func encode(t *testing.T, of status.Status) string {
 func newTestLook(of *programs, in string, pods ...runtime.Object) (*look, *strings.Builder) {
 	errOut := &strings.Builder{}
 	return &look{
-		call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(in), ErrOut: errOut}},
-		kube: fake.NewClientset(pods...), port: of, namespace: "berth-system",
+		Call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(in), ErrOut: errOut}, Kube: fake.NewClientset(pods...), System: "berth-system"},
+		port: of,
 	}, errOut
 }
 
@@ -165,7 +165,7 @@ It is not known which nodes are suspect: no right
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l, _ := newTestLook(&programs{says: test.says, fails: test.fails}, "", test.pods...)
-			r := &Report{Waiting: []Waiting{}}
+			r := &Report{Waiting: []waiting{}}
 			l.addStatus(t.Context(), r)
 			if err := l.addWaiting(t.Context(), r); err != nil {
 				t.Fatal(err)

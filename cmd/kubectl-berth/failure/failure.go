@@ -54,15 +54,11 @@ func advise(err error) (inner, advice string) {
 	return "", ""
 }
 
-// lastOf returns the text of the error at the end of a chain.
 func lastOf(err error) string {
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err.Error()
-		}
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
+	return err.Error()
 }
 
 // noCluster is the server that client-go asks if the user configured no cluster.
@@ -131,7 +127,6 @@ func IsNoSuch(err error) bool {
 	return known.Reason == metav1.StatusReasonNotFound && !isNotServed(&known)
 }
 
-// refused matches the refusal of the API server's authorizer.
 var refused = regexp.MustCompile(`User "(.*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"(?: (?:at the cluster scope|in the namespace "([^"]*)"))?`)
 
 // Forbidden returns the sentence that says which right is missing and how to ask for it;
@@ -166,7 +161,6 @@ func Forbidden(err error) string {
 
 var notInNames = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// nameOf returns a name for a binding of a user.
 func nameOf(user string) string {
 	return ViewerRole + "-" + strings.Trim(notInNames.ReplaceAllString(strings.ToLower(user), "-"), "-.")
 }

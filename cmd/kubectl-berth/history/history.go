@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -16,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history/ledger"
@@ -68,7 +68,6 @@ func New() command.Command {
 	}
 }
 
-// parseMoment returns the zero time for an empty text.
 func parseMoment(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -121,19 +120,14 @@ func (o *options) history(ctx context.Context, call *command.Call) (*answer.Answ
 			report.Items = append(report.Items, tenure)
 		}
 	}
-	return o.answer(&report), o.outcome(&report)
-}
-
-// outcome is an error where the lines cannot tell.
-func (o *options) outcome(report *Report) error {
-	unknown := append([]string{}, report.Unread...)
+	unknown := slices.Clone(report.Unread)
 	switch {
 	case report.Begins == nil:
 		unknown = append(unknown, "who had it: no line has a time: give logs of berth-scheduler and berth-controller, or audit events")
 	case len(report.Items) == 0 && !o.moment.IsZero() && o.moment.Before(*report.Begins):
 		unknown = append(unknown, fmt.Sprintf("who had it at %s: the lines begin at %s: give older ones with -f", stamp(&o.moment), stamp(report.Begins)))
 	}
-	return answer.Outcome(0, unknown)
+	return o.answer(&report), answer.Outcome(0, unknown)
 }
 
 func readFile(book *ledger.Ledger, name string, stdin io.Reader) error {
@@ -152,7 +146,6 @@ func readFile(book *ledger.Ledger, name string, stdin io.Reader) error {
 	return nil
 }
 
-// programs are the labels of the pods whose logs are read.
 const programs = "app.kubernetes.io/name in (berth-scheduler, berth-controller)"
 
 // readPods reads the logs of the scheduler's and the controller's pods, also from before their last restart.
@@ -164,22 +157,18 @@ func (o *options) readPods(ctx context.Context, call *command.Call, book *ledger
 	if len(pods.Items) == 0 {
 		return fmt.Errorf("namespace %s has no pods of berth-scheduler and berth-controller: name another with --berth-namespace, or give logs with -f", call.System)
 	}
-	return cluster.EachLog(pods.Items, func(pod *v1.Pod, of v1.PodLogOptions) error {
-		err := readLog(ctx, call, book, pod, &of)
+	return command.EachLog(pods.Items, func(pod *v1.Pod, of v1.PodLogOptions) error {
+		stream, err := call.Kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &of).Stream(ctx)
+		if err != nil {
+			err = fmt.Errorf("read the log of pod %s: %w", pod.Name, err)
+		} else {
+			err = errors.Join(book.Read(stream), stream.Close())
+		}
 		if err != nil && failure.Forbidden(err) == "" {
 			report.Unread, err = append(report.Unread, failure.Explain(err)), nil
 		}
 		return err
 	})
-}
-
-func readLog(ctx context.Context, call *command.Call, book *ledger.Ledger, pod *v1.Pod, options *v1.PodLogOptions) (err error) {
-	stream, err := call.Kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, options).Stream(ctx)
-	if err != nil {
-		return fmt.Errorf("read the log of pod %s: %w", pod.Name, err)
-	}
-	defer func() { err = errors.Join(err, stream.Close()) }()
-	return book.Read(stream)
 }
 
 func (o *options) answer(report *Report) *answer.Answer {
@@ -199,11 +188,11 @@ func (o *options) answer(report *Report) *answer.Answer {
 		if len(report.Items) > 0 || report.Begins == nil {
 			return
 		}
-		if when := stamp(&o.moment); !o.moment.IsZero() {
-			fmt.Fprintf(out, "The lines do not say that somebody had %s at %s. They begin at %s.\n", report.Address, when, stamp(report.Begins))
-			return
+		say := "The lines say nothing of " + report.Address
+		if !o.moment.IsZero() {
+			say = fmt.Sprintf("The lines do not say that somebody had %s at %s", report.Address, stamp(&o.moment))
 		}
-		fmt.Fprintf(out, "The lines say nothing of %s. They begin at %s.\n", report.Address, stamp(report.Begins))
+		fmt.Fprintf(out, "%s. They begin at %s.\n", say, stamp(report.Begins))
 	}}
 }
 

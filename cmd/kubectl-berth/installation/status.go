@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -40,10 +39,9 @@ const statusExamples = `  # All at a glance
   # For a script: the exit code, and the problems
   kubectl berth status -o jsonpath='{.problems}'`
 
-// Status is the content of -o json.
-type Status struct {
+type status struct {
 	Namespace string    `json:"namespace"`
-	Programs  []Program `json:"programs"`
+	Programs  []program `json:"programs"`
 	// AdmissionPolicies are Berth's ValidatingAdmissionPolicies.
 	AdmissionPolicies []audit.AdmissionPolicy `json:"admissionPolicies"`
 	// Pools counts the pools.
@@ -54,8 +52,7 @@ type Status struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Program is one of Berth's programs.
-type Program struct {
+type program struct {
 	Name   string `json:"name"`
 	Ready  int32  `json:"ready"`
 	Wanted int32  `json:"wanted"`
@@ -72,37 +69,27 @@ func NewStatus() command.Command {
 	return command.Command{
 		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Found: "there is a problem", Programs: true,
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			s := look(ctx, call, call.System)
+			s := &status{Namespace: call.System, Programs: []program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
+			// Parts that the user may not read are unknown.
+			for of, err := range map[string]error{
+				"how the programs are": s.programs(ctx, call), "whether the admission policies are there": s.admission(ctx, call), "how the pools are": s.pools(ctx, call),
+			} {
+				if err != nil {
+					s.Unknown = append(s.Unknown, of+": "+failure.Explain(err))
+				}
+			}
+			slices.Sort(s.Unknown)
 			return s.answer(), answer.Outcome(len(s.Problems), s.Unknown)
 		},
 	}
 }
 
-// look asks the API server about everything. Parts that it may not read are unknown.
-func look(ctx context.Context, call *command.Call, namespace string) *Status {
-	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
-	for _, part := range []struct {
-		of   string
-		look func(context.Context, *command.Call) error
-	}{
-		{"how the programs are", s.programs},
-		{"whether the admission policies are there", s.admission},
-		{"how the pools are", s.pools},
-	} {
-		if err := part.look(ctx, call); err != nil {
-			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %s", part.of, failure.Explain(err)))
-		}
-	}
-	return s
-}
-
-// kubectl returns a command about an object of the programs' namespace.
-func (s *Status) kubectl(format string, args ...any) string {
+func (s *status) kubectl(format string, args ...any) string {
 	return fmt.Sprintf("kubectl -n %s "+format, append([]any{s.Namespace}, args...)...)
 }
 
 // programs looks at all programs that are there: a chart may leave some out.
-func (s *Status) programs(ctx context.Context, call *command.Call) error {
+func (s *status) programs(ctx context.Context, call *command.Call) error {
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"}
 	deployments, err := call.Kube.AppsV1().Deployments(s.Namespace).List(ctx, ours)
 	if err != nil {
@@ -113,13 +100,32 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 		return fmt.Errorf("list the DaemonSets of namespace %s: %w", s.Namespace, err)
 	}
 	for i := range deployments.Items {
-		s.deployment(ctx, call, &deployments.Items[i])
+		d := &deployments.Items[i]
+		p := program{Name: d.Name, Ready: d.Status.ReadyReplicas, Wanted: ptr.Deref(d.Spec.Replicas, 1), Images: images(&d.Spec.Template), Outdated: d.Status.Replicas}
+		if d.Status.ObservedGeneration >= d.Generation {
+			p.Outdated -= d.Status.UpdatedReplicas
+		}
+		s.add(&p, "replicas of "+d.Name, d.Status.Replicas, "describe pods -l app.kubernetes.io/name="+d.Name, "deployment")
+		if d.Name != "berth-console" { // All its replicas work.
+			p.Leader = s.leader(ctx, call, d.Name)
+		}
+		s.Programs = append(s.Programs, p)
 	}
 	for i := range sets.Items {
-		s.daemonSet(&sets.Items[i])
+		d := &sets.Items[i]
+		p := program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: d.Status.DesiredNumberScheduled}
+		if d.Status.ObservedGeneration >= d.Generation {
+			p.Outdated -= d.Status.UpdatedNumberScheduled
+		}
+		pods := "pods of " + d.Name
+		if d.Name == "berth-agent" {
+			pods = "agents"
+		}
+		s.add(&p, pods, p.Wanted, "get pods -l app.kubernetes.io/name="+d.Labels["app.kubernetes.io/name"]+" -o wide", "daemonset")
+		s.Programs = append(s.Programs, p)
 	}
 	for _, must := range [][2]string{{"Deployment", "berth-scheduler"}, {"Deployment", "berth-controller"}, {"DaemonSet", "berth-agent"}} {
-		if !slices.ContainsFunc(s.Programs, func(p Program) bool { return p.Name == must[1] }) {
+		if !slices.ContainsFunc(s.Programs, func(p program) bool { return p.Name == must[1] }) {
 			s.Problems.Add("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", must[0], must[1], s.Namespace)
 		}
 	}
@@ -128,7 +134,7 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 }
 
 // versions compares the tags of the programs' images. A digest tells no version.
-func (s *Status) versions() {
+func (s *status) versions() {
 	tags := map[string]bool{}
 	var each []string
 	for _, p := range s.Programs {
@@ -145,7 +151,6 @@ func (s *Status) versions() {
 	}
 }
 
-// tag returns the tag of an image's reference, empty where it has a digest or none.
 func tag(image string) string {
 	if strings.Contains(image, "@") {
 		return ""
@@ -154,34 +159,22 @@ func tag(image string) string {
 	return tag
 }
 
-func (s *Status) deployment(ctx context.Context, call *command.Call, d *appsv1.Deployment) {
-	name := d.Name
-	p := Program{Name: name, Ready: d.Status.ReadyReplicas, Wanted: 1, Images: images(&d.Spec.Template)}
-	if d.Spec.Replicas != nil {
-		p.Wanted = *d.Spec.Replicas
-	}
-	p.Outdated = d.Status.Replicas
-	if d.Status.ObservedGeneration >= d.Generation {
-		p.Outdated -= d.Status.UpdatedReplicas
-	}
+// add adds the problems of a program, whose pods are so many and called so; ready shows those that are not.
+func (s *status) add(p *program, pods string, all int32, ready, kind string) {
 	if p.Ready < p.Wanted {
-		s.Problems.Add(s.kubectl("describe pods -l app.kubernetes.io/name=%s", name), "%d of %d replicas of %s are ready", p.Ready, p.Wanted, name)
+		s.Problems.Add(s.kubectl("%s", ready), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
 	}
 	if p.Outdated > 0 {
-		s.Problems.Add(s.kubectl("rollout status deployment/%s", name), "%d of %d replicas of %s are of an earlier configuration or version", p.Outdated, d.Status.Replicas, name)
+		s.Problems.Add(s.kubectl("rollout status %s/%s", kind, p.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, all, pods)
 	}
-	if name != "berth-console" { // All its replicas work.
-		p.Leader = s.leader(ctx, call, name)
-	}
-	s.Programs = append(s.Programs, p)
 }
 
-// leader returns the replica of a program that leads, empty where none does or it is not known.
-func (s *Status) leader(ctx context.Context, call *command.Call, name string) string {
+func (s *status) leader(ctx context.Context, call *command.Call, name string) string {
+	logs := s.kubectl("logs -l app.kubernetes.io/name=%s", name)
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
+		s.Problems.Add(logs, "no replica of %s ever led", name)
 		return ""
 	case err != nil:
 		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, failure.Explain(err)))
@@ -190,37 +183,14 @@ func (s *Status) leader(ctx context.Context, call *command.Call, name string) st
 	// The holder's identity is POD_UUID.
 	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
 	if pod == "" {
-		s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
+		s.Problems.Add(logs, "no replica of %s leads", name)
 	} else if lease.Spec.RenewTime != nil && lease.Spec.LeaseDurationSeconds != nil {
 		// The clocks of the API server's clients may differ by some seconds.
 		if age := time.Since(lease.Spec.RenewTime.Time); age > time.Duration(*lease.Spec.LeaseDurationSeconds)*2*time.Second {
-			s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
+			s.Problems.Add(logs, "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
 		}
 	}
 	return pod
-}
-
-func (s *Status) daemonSet(d *appsv1.DaemonSet) {
-	p := Program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: outdated(d)}
-	s.Programs = append(s.Programs, p)
-	pods := "pods of " + d.Name
-	if d.Name == "berth-agent" {
-		pods = "agents"
-	}
-	if p.Ready < p.Wanted {
-		s.Problems.Add(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", d.Labels["app.kubernetes.io/name"]), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
-	}
-	if p.Outdated > 0 {
-		s.Problems.Add(s.kubectl("rollout status daemonset/%s", d.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, p.Wanted, pods)
-	}
-}
-
-// outdated returns the number of pods that an update has not reached.
-func outdated(d *appsv1.DaemonSet) int32 {
-	if d.Status.ObservedGeneration < d.Generation {
-		return d.Status.DesiredNumberScheduled
-	}
-	return d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled
 }
 
 func images(template *v1.PodTemplateSpec) []string {
@@ -231,7 +201,7 @@ func images(template *v1.PodTemplateSpec) []string {
 	return all
 }
 
-func (s *Status) admission(ctx context.Context, call *command.Call) error {
+func (s *status) admission(ctx context.Context, call *command.Call) error {
 	all, found, err := audit.AdmissionPolicies(ctx, call.Kube)
 	if err != nil {
 		return err
@@ -243,7 +213,7 @@ func (s *Status) admission(ctx context.Context, call *command.Call) error {
 	return nil
 }
 
-func (s *Status) pools(ctx context.Context, call *command.Call) error {
+func (s *status) pools(ctx context.Context, call *command.Call) error {
 	list, err := call.Berth.IPPools.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list IPPools: %w", err)
@@ -264,25 +234,17 @@ func (s *Status) pools(ctx context.Context, call *command.Call) error {
 	return nil
 }
 
-func (s *Status) answer() *answer.Answer {
+func (s *status) answer() *answer.Answer {
 	table := answer.NewTable("Name", "Ready", "Leader", "Image")
 	for _, p := range s.Programs {
 		table.Add(p.Name, fmt.Sprintf("%d/%d", p.Ready, p.Wanted), p.Leader, strings.Join(p.Images, " "))
 	}
-	bound := 0
-	for _, p := range s.AdmissionPolicies {
-		if p.Bound {
-			bound++
-		}
-	}
+	bound := len(slices.DeleteFunc(slices.Clone(s.AdmissionPolicies), func(p audit.AdmissionPolicy) bool { return !p.Bound }))
 	if len(s.AdmissionPolicies) > 0 {
 		table.Add("admission policies", fmt.Sprintf("%d/%d", bound, len(s.AdmissionPolicies)), "", "")
 	}
 	return &answer.Answer{Table: table, Kind: "InstallationStatus", Content: s, Text: func(out io.Writer, paint answer.Paint) {
-		answer.PrintProblems(out, paint, s.Problems, s.Unknown)
-		if len(s.Problems)+len(s.Unknown) == 0 {
-			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d pools.", s.Pools)))
-		}
+		answer.PrintProblems(out, paint, s.Problems, s.Unknown, fmt.Sprintf("No problem; %d pools.", s.Pools))
 	}}
 }
 
@@ -290,10 +252,9 @@ const versionLong = `Prints the version of this plugin, and the images of Berth'
 number of pods that an update has not reached. Each program says its own version with the metric
 berth_build_info. --client asks no cluster.`
 
-// Versions is the content of version -o json.
-type Versions struct {
+type versions struct {
 	Client   string    `json:"client"`
-	Programs []Program `json:"programs,omitempty"`
+	Programs []program `json:"programs,omitempty"`
 }
 
 // NewVersion returns the command version.
@@ -306,14 +267,14 @@ func NewVersion() command.Command {
 		},
 		Offline: func() bool { return true }, // what it knows without the cluster it prints in any case
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			v := Versions{Client: build.Version()}
+			v := versions{Client: build.Version()}
 			if client {
 				return v.answer(), nil
 			}
 			if err := call.Connect(); err != nil {
 				return v.answer(), err
 			}
-			s := &Status{Namespace: call.System}
+			s := &status{Namespace: call.System}
 			err := s.programs(ctx, call)
 			v.Programs = s.Programs
 			return v.answer(), err
@@ -321,7 +282,7 @@ func NewVersion() command.Command {
 	}
 }
 
-func (v Versions) answer() *answer.Answer {
+func (v versions) answer() *answer.Answer {
 	return &answer.Answer{Kind: "Versions", Content: v, Text: func(out io.Writer, _ answer.Paint) {
 		fmt.Fprintln(out, "kubectl-berth", v.Client)
 		for _, p := range v.Programs {

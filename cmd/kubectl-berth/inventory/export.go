@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -100,7 +99,6 @@ func rowOf(ip *v1alpha1.FloatingIP) Row {
 	return row
 }
 
-// formats of the command. Others than these need a template of their own.
 var formats = []string{"csv", "json", "netbox", "netbox-json"}
 
 type exporting struct {
@@ -137,7 +135,7 @@ func (o *exporting) prepare(call *command.Call) error {
 	case !o.ofNetBox():
 		return errors.New("--netbox is for -o netbox and -o netbox-json")
 	}
-	text, err := command.ReadFile(o.file, call.In)
+	text, err := call.ReadFile(o.file)
 	if err == nil {
 		o.known, err = netbox.Read(text)
 	}
@@ -153,12 +151,12 @@ func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	if o.pool, err = call.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
 		return err
 	}
-	selector := cluster.OfPool(o.pool)
-	if o.known != nil {
-		selector = ""
+	selector := ""
+	if o.known == nil && o.pool != "" {
+		selector = "spec.pool=" + o.pool
 	}
 	var rows []Row
-	if err := cluster.EachFloatingIP(ctx, call.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
+	if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
 		rows = append(rows, rowOf(ip))
 		return nil
 	}); err != nil {
@@ -167,16 +165,16 @@ func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
 	switch o.format {
 	case "csv":
-		err = writeCSV(call.Out, func(do func(*Row) error) error {
-			for i := range rows {
-				if err := do(&rows[i]); err != nil {
-					return err
-				}
+		err = writeCSV(call.Out, func(do func(*Row) error) (err error) {
+			for i := 0; i < len(rows) && err == nil; i++ {
+				err = do(&rows[i])
 			}
-			return nil
+			return err
 		})
 	case "json":
-		err = writeJSON(call.Out, rows)
+		encoder := json.NewEncoder(call.Out)
+		encoder.SetIndent("", "    ")
+		err = encoder.Encode(map[string]any{"apiVersion": answer.APIVersion, "kind": "AddressExport", "items": append([]Row{}, rows...)})
 	default:
 		return o.netBox(ctx, call, rows)
 	}
@@ -190,9 +188,8 @@ func written(err error) error {
 	return nil
 }
 
-// netBox writes the rows for NetBox, or what its list lacks of them.
 func (o *exporting) netBox(ctx context.Context, call *command.Call, rows []Row) error {
-	all, err := cluster.Pools(ctx, call.Berth)
+	all, err := call.Pools(ctx)
 	if err != nil {
 		return err
 	}
@@ -242,15 +239,6 @@ func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Reco
 		return row.State == string(standing.Reserved) && row.Pod == "" && row.Owner == ""
 	})
 	return changes, foreign, err
-}
-
-func writeJSON(out io.Writer, rows []Row) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "    ")
-	if rows == nil {
-		rows = []Row{}
-	}
-	return encoder.Encode(map[string]any{"apiVersion": answer.APIVersion, "kind": "AddressExport", "items": rows})
 }
 
 // record returns the row as NetBox imports it. It has no times, so it is the same until the address changes hands.

@@ -19,11 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/usage"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 )
 
 const topLong = `Prints who has the most addresses: pools by their status, nodes, namespaces and owners by
@@ -37,67 +35,67 @@ const topExamples = `  # The fullest pools
   # Which owners retain addresses without using them?
   kubectl berth top owners --sort retained`
 
-type topOptions struct {
-	sort string
-	most int
-}
-
 // byPools is the kind that is not counted here: its status has the numbers.
 const byPools = "pools"
 
-var topKinds = []string{byPools, usage.Nodes, usage.Namespaces, usage.Owners}
+var topKinds = []string{byPools, nodes, namespaces, owners}
 
 // NewTop returns the command top.
 func NewTop() command.Command {
-	o := &topOptions{}
+	var (
+		sort string
+		most int
+	)
 	return command.Command{
 		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
 		ValidArgs:     topKinds,
 		CompleteFlags: map[string]command.Completion{"sort": command.Words(slices.Sorted(maps.Keys(sorts))...)},
 		Args:          command.Exactly(1),
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVar(&o.sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
-			flags.IntVar(&o.most, "most", 20, "Number of lines; 0: all.")
+			flags.StringVar(&sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
+			flags.IntVar(&most, "most", 20, "Number of lines; 0: all.")
 		},
 		Prepare: func(call *command.Call) error {
 			switch {
 			case !slices.Contains(topKinds, call.Args[0]):
 				return errors.New("say of what: " + strings.Join(topKinds, ", "))
-			case sorts[o.sort] == nil:
-				return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", o.sort)
-			case o.most < 0:
-				return fmt.Errorf("--most: %d is negative: 0 prints all", o.most)
+			case sorts[sort] == nil:
+				return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", sort)
+			case most < 0:
+				return fmt.Errorf("--most: %d is negative: 0 prints all", most)
 			}
 			return nil
 		},
-		Answer: o.top,
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			return top(ctx, call, sort, most)
+		},
 	}
 }
 
 // sorts are the orders of --sort. The shares are in the order of their totals already.
-var sorts = map[string]func(a, b usage.Share) int{
-	"total":    func(usage.Share, usage.Share) int { return 0 },
-	"held":     func(a, b usage.Share) int { return cmp.Compare(b.Held, a.Held) },
-	"retained": func(a, b usage.Share) int { return cmp.Compare(b.Retained, a.Retained) },
-	"oldest":   func(a, b usage.Share) int { return oldest(a).Compare(oldest(b)) },
+var sorts = map[string]func(a, b Share) int{
+	"total":    func(Share, Share) int { return 0 },
+	"held":     func(a, b Share) int { return cmp.Compare(b.Held, a.Held) },
+	"retained": func(a, b Share) int { return cmp.Compare(b.Retained, a.Retained) },
+	"oldest":   func(a, b Share) int { return oldest(a).Compare(oldest(b)) },
 }
 
-func oldest(s usage.Share) time.Time {
+func oldest(s Share) time.Time {
 	if s.OldestRetained == nil {
 		return time.Unix(math.MaxInt32, 0) // last
 	}
 	return *s.OldestRetained
 }
 
-func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	var shares []usage.Share
+func top(ctx context.Context, call *command.Call, sort string, most int) (*answer.Answer, error) {
+	var shares []Share
 	var err error
 	kind := call.Args[0]
 	if kind == byPools {
-		shares, err = ofPools(ctx, call.Berth)
+		shares, err = ofPools(ctx, call)
 	} else {
-		tally := usage.By(kind)
-		err = cluster.EachFloatingIP(ctx, call.Berth, "", func(ip *v1alpha1.FloatingIP) error {
+		tally := By(kind)
+		err = call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
 			tally.Add(ip)
 			return nil
 		})
@@ -106,9 +104,9 @@ func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answe
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(shares, sorts[o.sort])
-	if o.most > 0 && len(shares) > o.most {
-		shares = shares[:o.most]
+	slices.SortStableFunc(shares, sorts[sort])
+	if most > 0 && len(shares) > most {
+		shares = shares[:most]
 	}
 	if len(shares) == 0 && call.ForPeople {
 		fmt.Fprintln(call.ErrOut, "Nobody has an address.")
@@ -116,29 +114,29 @@ func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answe
 	return topAnswer(kind, shares, time.Now()), nil
 }
 
-func ofPools(ctx context.Context, berth *client.Client) ([]usage.Share, error) {
-	pools, err := cluster.Pools(ctx, berth)
+func ofPools(ctx context.Context, call *command.Call) ([]Share, error) {
+	pools, err := call.Pools(ctx)
 	if err != nil {
 		return nil, err
 	}
-	shares := make([]usage.Share, len(pools))
+	shares := make([]Share, len(pools))
 	for i, pool := range pools {
-		shares[i] = usage.Share{Name: pool.Name, Held: pool.Status.Allocated, Retained: pool.Status.Retained}
+		shares[i] = Share{Name: pool.Name, Held: pool.Status.Allocated, Retained: pool.Status.Retained}
 	}
-	slices.SortStableFunc(shares, func(a, b usage.Share) int { return cmp.Compare(b.Total(), a.Total()) })
+	slices.SortStableFunc(shares, func(a, b Share) int { return cmp.Compare(b.Total(), a.Total()) })
 	return shares, nil
 }
 
 // Top is the content of -o json.
 type Top struct {
-	By    string        `json:"by"`
-	Items []usage.Share `json:"items"`
+	By    string  `json:"by"`
+	Items []Share `json:"items"`
 }
 
-func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer {
+func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 	name := strings.TrimSuffix(kind, "s")
 	table := answer.NewTable(strings.ToUpper(name[:1])+name[1:], "Total", "Held", "Retained", "Oldest-Retained")
-	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]usage.Share{}, shares...)}}
+	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]Share{}, shares...)}}
 	for i := range shares {
 		share := &shares[i]
 		var oldest *metav1.Time
@@ -149,4 +147,80 @@ func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer 
 		a.Names = append(a.Names, share.Name)
 	}
 	return a
+}
+
+// Kinds of users.
+const (
+	nodes      = "nodes"
+	namespaces = "namespaces"
+	owners     = "owners"
+)
+
+// Share counts the addresses of one user.
+type Share struct {
+	Name     string `json:"name"`
+	Held     int64  `json:"held"`
+	Retained int64  `json:"retained"`
+	// OldestRetained is the time since which the longest retained address has had no pod.
+	OldestRetained *time.Time `json:"oldestRetained,omitempty"`
+}
+
+// Total is the number of addresses.
+func (s *Share) Total() int64 { return s.Held + s.Retained }
+
+type tally struct {
+	by     string
+	shares map[string]*Share
+}
+
+// By returns an empty Tally of nodes, namespaces or owners.
+func By(kind string) *tally { return &tally{by: kind, shares: map[string]*Share{}} }
+
+// Add counts an address that somebody holds or that is retained.
+func (t *tally) Add(ip *v1alpha1.FloatingIP) {
+	state := standing.Of(ip)
+	name := t.nameOf(&ip.Spec)
+	if name == "" || state != standing.Held && state != standing.Retained {
+		return
+	}
+	share := t.shares[name]
+	if share == nil {
+		share = &Share{Name: name}
+		t.shares[name] = share
+	}
+	if state == standing.Held {
+		share.Held++
+		return
+	}
+	share.Retained++
+	if since := ip.Spec.Since; since != nil && (share.OldestRetained == nil || since.Time.Before(*share.OldestRetained)) {
+		share.OldestRetained = &since.Time
+	}
+}
+
+func (t *tally) nameOf(spec *v1alpha1.FloatingIPSpec) string {
+	switch {
+	case t.by == nodes:
+		return spec.Node
+	case spec.Owner == nil:
+		return ""
+	case t.by == namespaces:
+		return spec.Owner.Namespace
+	}
+	return spec.Owner.Text()
+}
+
+// Most returns the shares, largest first, at most n of them; all if n is 0.
+func (t *tally) Most(n int) []Share {
+	shares := make([]Share, 0, len(t.shares))
+	for _, share := range t.shares {
+		shares = append(shares, *share)
+	}
+	slices.SortFunc(shares, func(a, b Share) int {
+		return cmp.Or(cmp.Compare(b.Total(), a.Total()), cmp.Compare(b.Retained, a.Retained), cmp.Compare(a.Name, b.Name))
+	})
+	if n > 0 && len(shares) > n {
+		shares = shares[:n]
+	}
+	return shares
 }

@@ -18,7 +18,7 @@ import (
 func TestAddServices(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	since := &metav1.Time{Time: now.Add(-time.Hour)}
-	r := &Report{Name: "node1"}
+	r := &report{Name: "node1"}
 	r.addServices(&v1alpha1.NodeAssignment{
 		Spec: v1alpha1.NodeAssignmentSpec{Addresses: []v1alpha1.AssignedAddress{
 			{Address: "10.0.80.11", Use: v1alpha1.UseNode},
@@ -28,7 +28,7 @@ func TestAddServices(t *testing.T) {
 		}},
 		Status: v1alpha1.NodeAssignmentStatus{Carried: []string{"10.0.70.1", "10.0.80.11"}},
 	}, now)
-	want := &Report{
+	want := &report{
 		Name: "node1",
 		Addresses: []Address{
 			{Address: "10.0.70.1", Since: since, Service: true, Wiring: "of a Service"},
@@ -37,7 +37,7 @@ func TestAddServices(t *testing.T) {
 		},
 		Problems: []answer.Problem{{Text: "the node does not carry 10.0.70.2 for its Service", Command: "kubectl describe node node1"}},
 	}
-	if diff := cmp.Diff(want, r, cmpopts.IgnoreUnexported(Report{}, Address{})); diff != "" {
+	if diff := cmp.Diff(want, r, cmpopts.IgnoreUnexported(report{}, Address{})); diff != "" {
 		t.Error(diff)
 	}
 }

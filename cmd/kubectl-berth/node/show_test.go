@@ -91,7 +91,7 @@ func TestReport(t *testing.T) {
 func TestPrintReport(t *testing.T) {
 	r := newReport(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node7"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionFalse, Message: "kubelet stopped"}}}},
 		[]v1alpha1.FloatingIP{held("10.0.70.1", "web-0", time.Now().Add(-25*time.Hour))})
-	r.Agent, r.NotAsked = &Agent{Pod: "berth-agent-x", Image: "berth-agent:v1", Restarts: 2, Since: metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}, "you may not"
+	r.Agent, r.NotAsked = &agent{Pod: "berth-agent-x", Image: "berth-agent:v1", Restarts: 2, Since: metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}, "you may not"
 	r.Unknown = []string{"what the moon is made of"}
 	const want = `ADDRESS     POOL   POD          SINCE   LINK   WIRING
 10.0.70.1   web    shop/web-0   25h     -      -

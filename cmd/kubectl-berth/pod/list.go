@@ -10,12 +10,11 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -24,13 +23,12 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// fewPools is up to how many pools are listed one by one.
 const fewPools = 8
 
 // list reads the objects that decide a request: pools, the claim, FloatingIPs. The request
 // comes back with the claim's terms. An error may be a *ipam.ShortageError.
 func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, ipam.Request, error) {
-	pools, err := cluster.Pools(ctx, l.Berth)
+	pools, err := l.Pools(ctx)
 	if err != nil {
 		return nil, request, err
 	}
@@ -55,13 +53,13 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 	}
 	selectors := []string{""}
 	if n := len(terms.Pools); n > 0 && n <= fewPools {
-		selectors = []string{fields.Set{"spec.owner.namespace": terms.Owner.Namespace, "spec.owner.name": terms.Owner.Name}.String(), "spec.pool="}
+		selectors = []string{"spec.owner.namespace=" + terms.Owner.Namespace + ",spec.owner.name=" + terms.Owner.Name, "spec.pool="}
 		for _, pool := range terms.Pools {
-			selectors = append(selectors, fields.OneTermEqualSelector("spec.pool", pool).String())
+			selectors = append(selectors, "spec.pool="+pool)
 		}
 	}
 	for _, selector := range selectors {
-		if err := cluster.EachFloatingIP(ctx, l.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
+		if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
 			listing.Observe(ip)
 			return nil
 		}); err != nil {
@@ -69,15 +67,6 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 		}
 	}
 	return listing, terms, nil
-}
-
-// limit writes into a request the size of its owner's fixed set, as the scheduler does.
-func (l *look) limit(ctx context.Context, request *ipam.Request) error {
-	size, known, err := l.fixedSet(ctx, &request.Owner)
-	if known && size.IsFixed() {
-		request.FixedSet, request.MaxPods = true, int(size.Pods())
-	}
-	return err
 }
 
 // fixedSet returns known false if the owner has no fixed set, or is gone: no pod can exceed it.
@@ -126,11 +115,11 @@ func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, erro
 	if len(limits) <= fewNodes {
 		selectors = nil
 		for name := range limits {
-			selectors = append(selectors, fields.OneTermEqualSelector("spec.nodeName", name).String())
+			selectors = append(selectors, "spec.nodeName="+name)
 		}
 	}
 	for _, selector := range selectors {
-		err := cluster.Each(ctx, l.Kube.CoreV1().Pods(metav1.NamespaceAll).List, metav1.ListOptions{FieldSelector: selector}, func(pod *v1.Pod) error {
+		err := command.Each(ctx, l.Kube.CoreV1().Pods(metav1.NamespaceAll).List, metav1.ListOptions{FieldSelector: selector}, func(pod *v1.Pod) error {
 			if sums := used[pod.Spec.NodeName]; sums != nil && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
 				for name, amount := range amountsOf(l.reader, resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})) {
 					sums[name] += amount
@@ -149,10 +138,8 @@ func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, erro
 	return full, nil
 }
 
-// fewNodes is up to how many nodes are asked for their pods one by one.
 const fewNodes = 8
 
-// amountsOf returns the amounts of the resources that ask for addresses.
 func amountsOf(reader podrequest.Reader, all v1.ResourceList) map[v1.ResourceName]int64 {
 	amounts := map[v1.ResourceName]int64{}
 	for _, name := range reader.Resources() {
@@ -163,38 +150,30 @@ func amountsOf(reader podrequest.Reader, all v1.ResourceList) map[v1.ResourceNam
 	return amounts
 }
 
-// known are the pods of a namespace, as listed.
+// known are the pods of a namespace, as listed. Others cannot have addresses of the same owner.
 type known struct {
 	pods  map[string]*v1.Pod
 	nodes map[string]*v1.Node
 }
 
-// known lists the pods of a namespace. Others cannot have addresses of the same owner.
 func (l *look) known(ctx context.Context, namespace string) (*known, error) {
-	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
 	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
-	}
-	for i := range pods.Items {
-		k.pods[pods.Items[i].Name] = &pods.Items[i]
 	}
 	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, fmt.Errorf("list the nodes: %w", err)
 	}
-	for i := range nodes.Items {
-		k.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
+	for i := range pods.Items {
+		k.pods[pods.Items[i].Name] = &pods.Items[i]
+	}
+	l.nodes = nodes.Items
+	for i := range l.nodes {
+		k.nodes[l.nodes[i].Name] = &l.nodes[i]
 	}
 	return k, nil
-}
-
-// of returns the pod of a name that has the UID.
-func (k *known) of(name, uid string) *v1.Pod {
-	if pod := k.pods[name]; pod != nil && pod.UID == types.UID(uid) {
-		return pod
-	}
-	return nil
 }
 
 // IsGone says whether the pod does not exist or is finished.
@@ -202,14 +181,14 @@ func (k *known) IsGone(_, name, uid string) bool { return ipam.IsGone(k.pods[nam
 
 // IsTerminating says whether the pod is being deleted.
 func (k *known) IsTerminating(_, name, uid string) bool {
-	pod := k.of(name, uid)
-	return pod != nil && pod.DeletionTimestamp != nil
+	pod := k.pods[name]
+	return pod != nil && pod.UID == types.UID(uid) && pod.DeletionTimestamp != nil
 }
 
 // IsLost says whether the pod is being deleted and its node is lost.
 func (k *known) IsLost(_, name, uid string) bool {
-	pod := k.of(name, uid)
-	return pod != nil && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
+	pod := k.pods[name]
+	return pod != nil && pod.UID == types.UID(uid) && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
 }
 
 // NeverBound is not known of pods that are gone.

@@ -4,22 +4,27 @@ package pod
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Why is the content of -o json.
@@ -40,13 +45,13 @@ type Why struct {
 	Asks string `json:"asks,omitempty"`
 	// Pools are the pools that the pod may use by their names and labels, and Others the number of
 	// others.
-	Pools  []Pool `json:"pools,omitempty"`
+	Pools  []pool `json:"pools,omitempty"`
 	Others int    `json:"otherPools,omitempty"`
 	Nodes  []Node `json:"nodes,omitempty"`
 	// Scheduler is the scheduler's last message.
-	Scheduler *Said     `json:"scheduler,omitempty"`
-	Addresses []Address `json:"addresses,omitempty"`
-	Events    []Said    `json:"events,omitempty"`
+	Scheduler *said     `json:"scheduler,omitempty"`
+	Addresses []address `json:"addresses,omitempty"`
+	Events    []said    `json:"events,omitempty"`
 	ToDo      []string  `json:"toDo,omitempty"`
 	// Missing is the right without which more would be said.
 	Missing string `json:"missing,omitempty"`
@@ -54,8 +59,7 @@ type Why struct {
 	pod *v1.Pod
 }
 
-// Pool says whether a pool has an address for the pod.
-type Pool struct {
+type pool struct {
 	Name string `json:"name"`
 	// Nodes is the number of nodes where it is reachable.
 	Nodes  int    `json:"nodes"`
@@ -72,15 +76,14 @@ type Node struct {
 	Reason string   `json:"reason"`
 }
 
-// Said is a program's message about the pod.
-type Said struct {
+type said struct {
 	At     *metav1.Time `json:"at,omitempty"`
 	Reason string       `json:"reason"`
 	Text   string       `json:"text"`
 }
 
-// Address is an address of a bound pod or of a Service.
-type Address struct {
+// address is an address of a bound pod or of a Service.
+type address struct {
 	Address string `json:"address"`
 	Pool    string `json:"pool,omitempty"`
 	// Nodes carry the address of a Service.
@@ -103,13 +106,11 @@ func (w *Why) withoutRight(err error) error {
 	return err
 }
 
-// asks describes a request.
 func (w *Why) asks(r *ipam.Request) {
-	text := fmt.Sprintf("%d address", len(r.Parts))
+	text, limits := "1 address", []string{}
 	if len(r.Parts) > 1 {
-		text += "es"
+		text = fmt.Sprintf("%d addresses", len(r.Parts))
 	}
-	var limits []string
 	for _, part := range r.Parts {
 		if family := part.OnlyFamily(); family != "" {
 			limits = append(limits, string(family))
@@ -130,7 +131,6 @@ func (w *Why) asks(r *ipam.Request) {
 	w.Asks = text + ", release policy " + string(r.Policy)
 }
 
-// shortage adds why nothing can serve the request, even if addresses come free.
 func (w *Why) shortage(err error) error {
 	var shortage *ipam.ShortageError
 	if !errors.As(err, &shortage) {
@@ -146,7 +146,6 @@ func (w *Why) shortage(err error) error {
 	return nil
 }
 
-// perPool adds each pool's answer to the request.
 func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	reached := map[string]int{}
 	all := candidates.Snapshot().Pools()
@@ -160,7 +159,7 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 			w.Others++
 			continue
 		}
-		w.Pools = append(w.Pools, Pool{Name: said.Pool.Name, Nodes: reached[said.Pool.Name], Has: said.Has, Reason: said.Reason, said: said})
+		w.Pools = append(w.Pools, pool{Name: said.Pool.Name, Nodes: reached[said.Pool.Name], Has: said.Has, Reason: said.Reason, said: said})
 	}
 }
 
@@ -175,7 +174,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		rejection := candidates.Rejects(reach)
 		if rejection == nil && sessionless[nodes[i].Name] && candidates.Rejects(candidates.Snapshot().WithoutSession(reach)) != nil {
 			rejection = candidates.WithoutSession(reach)
-			causes[CauseSession] = true
+			causes[causeSession] = true
 			w.do("see why node %s has no session: kubectl berth bgp --node %[1]s", nodes[i].Name)
 		} else if rejection != nil {
 			causes[causeOf(rejection.Lacks)] = true
@@ -186,7 +185,11 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		if rejection == nil || !rejection.Unresolvable {
 			if reason := unfit(nodes[i].Name); reason != "" {
 				said = Node{Reason: reason}
-				causes[causeOfNode(reason)] = true
+				cause := causeNode
+				if reason == ipam.ReasonNoAgent {
+					cause = causeAgent
+				}
+				causes[cause] = true
 			}
 		}
 		serves = serves || said.Has
@@ -199,7 +202,12 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		slices.Sort(node.Names)
 		w.Nodes = append(w.Nodes, *node)
 	}
-	w.Cause = first(causes)
+	w.Cause = causePool
+	for _, cause := range []Cause{causeSession, causeAgent, causeNode, causeOwner, causeAddress} { // as nodes differ, what concerns most
+		if causes[cause] {
+			w.Cause = cause
+		}
+	}
 	slices.SortFunc(w.Nodes, func(a, b Node) int { return cmp.Compare(a.Names[0], b.Names[0]) })
 	switch {
 	case len(nodes) == 0:
@@ -207,22 +215,12 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 	case serves && w.Missing != "":
 		w.Says += " Berth may have an address for it: not all that decides could be read."
 	case serves:
-		w.Cause = CauseOther
+		w.Cause = causeOther
 		w.Says += " Berth has an address for it; something else keeps it."
 		w.do("read what the scheduler said: resources, taints, affinity or quota keep the pod from those nodes, or it is about to be bound")
 	default:
 		w.Problem = cmp.Or(w.Problem, "no node can have the pod")
 		w.perPoolToDo()
-	}
-}
-
-// agentsToDo says how to find why nodes have no ready agent.
-func (w *Why) agentsToDo(namespace string) {
-	for i := range w.Nodes {
-		if w.Nodes[i].Reason == ipam.ReasonNoAgent {
-			w.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
-				few(w.Nodes[i].Names), namespace, agentpod.Selector)
-		}
 	}
 }
 
@@ -240,39 +238,30 @@ func (w *Why) perPoolToDo() {
 		case pool.said.Serves && !pool.Has && pool.said.Exact:
 			w.do("let it ask for other addresses (annotation %s, or spec.ranges of its IPClaim), or have one of these given up: kubectl get floatingips shows who has them", v1alpha1.AnnotationAddresses)
 		case pool.said.Serves && !pool.Has:
-			w.noneFree()
+			w.do("free addresses that nobody uses: kubectl berth top owners --sort retained, then kubectl berth release; or add ranges to a pool: kubectl edit ippool")
 		}
 	}
 }
 
-func (w *Why) noneFree() {
-	w.do("free addresses that nobody uses: kubectl berth top owners --sort retained, then kubectl berth release; or add ranges to a pool: kubectl edit ippool")
-}
-
-// schedulerSaid returns the scheduler's message in the pod's conditions.
-func schedulerSaid(pod *v1.Pod) *Said {
-	for i := range pod.Status.Conditions {
-		condition := &pod.Status.Conditions[i]
-		if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse {
-			return &Said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
-		}
+func schedulerSaid(pod *v1.Pod) *said {
+	i := slices.IndexFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	condition := &pod.Status.Conditions[i]
+	return &said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
 }
 
-// addEvents adds the last warnings, and their advice.
 func (w *Why) addEvents(events []v1.Event) {
-	slices.SortFunc(events, func(a, b v1.Event) int { return cluster.LastSeen(&b).Compare(cluster.LastSeen(&a).Time) })
+	slices.SortFunc(events, func(a, b v1.Event) int { return command.LastSeen(&b).Compare(command.LastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {
-		w.Events = append(w.Events, Said{At: cluster.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
+		w.Events = append(w.Events, said{At: command.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
-	var containers []v1.ContainerStatus
 	if w.pod != nil {
-		containers = w.pod.Status.ContainerStatuses
-	}
-	for _, status := range containers {
-		if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
-			w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
+		for _, status := range w.pod.Status.ContainerStatuses {
+			if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
+				w.Events = append(w.Events, said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
+			}
 		}
 	}
 	// Of a Service that has its addresses they are of before.
@@ -287,18 +276,11 @@ func (w *Why) addEvents(events []v1.Event) {
 }
 
 func (w *Why) answer(now time.Time) *answer.Answer {
-	return &answer.Answer{
-		Kind: "Why", Content: w, Names: []string{w.name()},
-		Text: func(out io.Writer, paint answer.Paint) { w.print(out, paint, now) },
-	}
-}
-
-// name returns the name of the object with its kind, for kubectl.
-func (w *Why) name() string {
+	name := "pod/" + w.Pod
 	if w.Service != "" {
-		return "service/" + w.Service
+		name = "service/" + w.Service
 	}
-	return "pod/" + w.Pod
+	return &answer.Answer{Kind: "Why", Content: w, Names: []string{name}, Text: func(out io.Writer, paint answer.Paint) { w.print(out, paint, now) }}
 }
 
 func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
@@ -317,17 +299,14 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 		fmt.Fprintf(out, "%s: %s\n", paint.Red("Problem"), w.Problem)
 	}
 	w.tables(out)
-	switch {
-	case w.Scheduler == nil:
-	case w.repeats(w.Scheduler.Text):
-		fmt.Fprintf(out, "\nThe scheduler said the same%s.\n", ago(w.Scheduler.At, now))
-	default:
-		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(w.Scheduler.At, now), w.Scheduler.Text)
+	if said := w.Scheduler; said != nil && w.repeats(said.Text) {
+		fmt.Fprintf(out, "\nThe scheduler said the same%s.\n", ago(said.At, now))
+	} else if said != nil {
+		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(said.At, now), said.Text)
 	}
 	for i, event := range w.Events {
-		same := slices.ContainsFunc(w.Events[:i], func(before Said) bool { return before.Text == event.Text })
 		switch {
-		case same:
+		case slices.ContainsFunc(w.Events[:i], func(before said) bool { return before.Text == event.Text }):
 		case strings.HasSuffix(w.Problem, event.Text):
 			fmt.Fprintf(out, "\nThat was said%s.\n", ago(event.At, now))
 		default:
@@ -335,10 +314,7 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 		}
 	}
 	if len(w.ToDo) > 0 {
-		fmt.Fprintln(out, "\nWhat to do:")
-	}
-	for _, todo := range w.ToDo {
-		fmt.Fprintln(out, "  -", todo)
+		fmt.Fprintln(out, "\nWhat to do:\n  -", strings.Join(w.ToDo, "\n  - "))
 	}
 	if w.Missing != "" {
 		fmt.Fprintf(out, "\nMore is not said, because %s.\n", w.Missing)
@@ -347,18 +323,15 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 
 // tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and not again in the nodes'.
 func (w *Why) tables(out io.Writer) {
-	addresses := answer.NewTable("Address", "Pool", "Problem")
-	if w.Service != "" {
-		addresses = answer.NewTable("Address", "Pool", "Nodes", "Problem")
-	}
-	for i := range w.Addresses {
-		a := &w.Addresses[i]
+	addresses, ofPod := answer.NewTable("Address", "Pool", "Nodes", "Problem"), answer.NewTable("Address", "Pool", "Problem")
+	for _, a := range w.Addresses {
 		if w.Service != "" {
 			addresses.Add(a.Address, a.Pool, few(a.Nodes), a.Problem)
 		} else {
-			addresses.Add(a.Address, a.Pool, a.Problem)
+			ofPod.Add(a.Address, a.Pool, a.Problem)
 		}
 	}
+	ofPod.Print(out)
 	addresses.Print(out)
 	pools, above := answer.NewTable("Pool", "Nodes", "Has an address", "Why"), []string{}
 	for i := range w.Pools {
@@ -395,7 +368,6 @@ func yes(is bool) string {
 	return "no"
 }
 
-// few shortens a long list of nodes.
 func few(names []string) string {
 	const most = 4
 	if len(names) <= most {
@@ -417,51 +389,219 @@ type Cause string
 // Causes.
 const (
 	// CauseAddress: the pools that it may use have no address for it.
-	CauseAddress Cause = "address"
+	causeAddress Cause = "address"
 	// CauseOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
-	CauseOwner Cause = "owner"
+	causeOwner Cause = "owner"
 	// CauseNode: nodes have as many addresses as they advertise.
-	CauseNode Cause = "node"
+	causeNode Cause = "node"
 	// CauseAgent: nodes of its pools have no ready agent.
-	CauseAgent Cause = "agent"
+	causeAgent Cause = "agent"
 	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
-	CauseSession Cause = "session"
+	causeSession Cause = "session"
 	// CausePool: no pool that it may use serves the nodes.
-	CausePool Cause = "pool"
+	causePool Cause = "pool"
 	// CausePod: the pod asks for something wrong.
-	CausePod Cause = "pod"
+	causePod Cause = "pod"
 	// CauseScheduler: Berth's scheduler does not look at it.
-	CauseScheduler Cause = "scheduler"
+	causeScheduler Cause = "scheduler"
 	// CauseOther: Berth has an address for it, and something else keeps it.
-	CauseOther Cause = "other"
+	causeOther Cause = "other"
 	// CauseUnknown: the user may not read what decides.
-	CauseUnknown Cause = "unknown"
+	causeUnknown Cause = "unknown"
 )
 
-// causeOf is the scheduler's.
 func causeOf(lack ipam.Lack) Cause {
 	switch {
 	case lack&ipam.LackAddress != 0:
-		return CauseAddress
+		return causeAddress
 	case lack&ipam.LackOwner != 0:
-		return CauseOwner
+		return causeOwner
 	}
-	return CausePool
+	return causePool
 }
 
-func causeOfNode(reason string) Cause {
-	if reason == ipam.ReasonNoAgent {
-		return CauseAgent
-	}
-	return CauseNode
+const waitingLong = `Lists the pods that wait for an address, all together by cause, pool and namespace, and says what to do. It asks
+what "kubectl berth why" asks, which has more about one of them: once for the pods of a workload that ask for the same.
+
+The causes: address, the pools have none for it; owner, its workload or claim may have no more; node, the nodes have
+as many as they advertise; agent, no agent is ready on the nodes; pool, no pool serves the nodes; pod, it asks for
+something wrong; scheduler, Berth's scheduler does not look at it; other, Berth has an address for it, and something
+else keeps it; unknown, you may not read what decides.`
+
+const waitingExamples = `  # All of the cluster
+  kubectl berth waiting
+
+  # Their names
+  kubectl berth waiting -n shop -o name`
+
+// Group is pods that wait for the same cause.
+type Group struct {
+	Cause     Cause    `json:"cause"`
+	Pool      string   `json:"pool,omitempty"`
+	Namespace string   `json:"namespace"`
+	Pods      []string `json:"pods"`
+	// Since is when the one that waits longest was created.
+	Since metav1.Time `json:"since"`
+	// Why is what is said of one of them.
+	Why  string   `json:"why"`
+	ToDo []string `json:"toDo,omitempty"`
 }
 
-// first returns the cause that concerns most, as nodes differ.
-func first(causes map[Cause]bool) Cause {
-	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent, CauseSession} {
-		if causes[cause] {
-			return cause
+// NewWaiting returns the command waiting.
+func NewWaiting() command.Command {
+	l := look{}
+	return command.Command{
+		Use: "waiting", Short: "Lists the pods that wait for an address, by cause", Long: waitingLong, Example: waitingExamples,
+		Namespaced: true, Everywhere: true, Found: "pods wait", Programs: true,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.BoolVar(&l.reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			l.Call = call
+			groups, err := l.waiting(ctx)
+			if err != nil {
+				return nil, err
+			}
+			switch {
+			case len(groups) > 0:
+				err = answer.FindingsError("")
+			case call.Namespace != "":
+				if err = call.Require(ctx, &target.Target{Kind: "Namespace", Name: call.Namespace}); err != nil {
+					return nil, err
+				}
+			}
+			return waitingAnswer(groups, time.Now()), err
+		},
+	}
+}
+
+// waiting explains the pods that wait for addresses.
+func (l *look) waiting(ctx context.Context) ([]Group, error) {
+	explained := map[kin]*Why{}
+	type key struct {
+		cause                Cause
+		pool, namespace, why string
+	}
+	groups := map[key]*Group{}
+	unbound := metav1.ListOptions{FieldSelector: "spec.nodeName="}
+	err := command.Each(ctx, l.Kube.CoreV1().Pods(l.Namespace).List, unbound, func(pod *v1.Pod) error {
+		if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodPending || !l.reader.Asks(&pod.Spec) {
+			return nil
+		}
+		of := kinOf(pod)
+		if explained[of] == nil {
+			one := *l
+			one.pod = pod
+			why, err := one.explain(ctx)
+			if err != nil {
+				return err
+			}
+			explained[of] = why
+		}
+		why := explained[of]
+		at := key{why.cause(), why.pools(), pod.Namespace, counts.ReplaceAllString(why.short(), "")}
+		group := groups[at]
+		if group == nil {
+			group = &Group{Cause: at.cause, Pool: at.pool, Namespace: at.namespace, Since: pod.CreationTimestamp, Why: why.short(), ToDo: why.ToDo}
+			groups[at] = group
+		}
+		group.Pods = append(group.Pods, pod.Name)
+		if pod.CreationTimestamp.Before(&group.Since) {
+			group.Since = pod.CreationTimestamp
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods that wait: %w", err)
+	}
+	all := make([]Group, 0, len(groups))
+	for _, group := range groups {
+		slices.Sort(group.Pods)
+		all = append(all, *group)
+	}
+	slices.SortFunc(all, func(a, b Group) int {
+		return cmp.Or(cmp.Compare(len(b.Pods), len(a.Pods)), cmp.Compare(a.Cause, b.Cause), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Why, b.Why))
+	})
+	return all, nil
+}
+
+// counts are numbers of addresses in a reason, which change while pods are looked at.
+var counts = regexp.MustCompile(` \(\d+ in use[^)]*\)| only \d+ free`)
+
+// kin is pods of one workload that ask for the same, so that the same is said of them.
+type kin struct{ namespace, workload, name, asks string }
+
+func kinOf(pod *v1.Pod) kin {
+	of := kin{namespace: pod.Namespace, name: pod.Name, asks: fmt.Sprint(pod.Annotations, pod.Spec.SchedulerName, len(pod.Spec.SchedulingGates))}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller != nil && controller.Kind != "StatefulSet" && controller.Kind != "DaemonSet" && podrequest.Controlling(controller, pod.Namespace, pod.Name, "").PodName == "" {
+		of.workload, of.name = string(controller.UID), ""
+	}
+	return of
+}
+
+func (w *Why) cause() Cause {
+	if w.Cause == "" || w.Missing != "" {
+		return causeUnknown
+	}
+	return w.Cause
+}
+
+func (w *Why) pools() string {
+	var serving []string
+	for i := range w.Pools {
+		if w.Pools[i].said.Serves {
+			serving = append(serving, w.Pools[i].Name)
 		}
 	}
-	return CausePool
+	const most = 3
+	if len(serving) > most {
+		return fmt.Sprintf("%d pools", len(serving))
+	}
+	return strings.Join(serving, ",")
+}
+
+func (w *Why) short() string {
+	if w.Missing != "" {
+		return w.Missing
+	}
+	if w.Cause == causeOther {
+		return "Berth has an address; the scheduler says why it is not bound"
+	}
+	for i := range w.Nodes {
+		switch node := &w.Nodes[i]; {
+		case w.Cause == causeAgent && node.Reason == ipam.ReasonNoAgent:
+			return node.Reason + ": " + few(node.Names)
+		case w.Cause == causeAddress && strings.Contains(node.Reason, "pool "), w.Cause != causeScheduler && len(w.Nodes) == 1:
+			return node.Reason
+		}
+	}
+	return w.Problem
+}
+
+func waitingAnswer(groups []Group, now time.Time) *answer.Answer {
+	table := answer.NewTable("Cause", "Pool", "Namespace", "Pods", "Longest", "One-Of-Them", "Why")
+	a := answer.List("WaitingPodsList", groups, table, func(g *Group) (string, []any) {
+		return "", []any{string(g.Cause), g.Pool, g.Namespace, fmt.Sprint(len(g.Pods)), answer.Age(&g.Since, now), g.Pods[0], g.Why}
+	})
+	var todo []string
+	for i := range groups {
+		for _, pod := range groups[i].Pods {
+			a.Names = append(a.Names, "pod/"+pod)
+		}
+		for _, text := range groups[i].ToDo {
+			if !slices.Contains(todo, text) {
+				todo = append(todo, text)
+			}
+		}
+	}
+	a.Text = func(out io.Writer, _ answer.Paint) {
+		if len(groups) == 0 {
+			fmt.Fprintln(out, "No pod waits for an address.")
+			return
+		}
+		todo = append(todo, fmt.Sprintf("about one of them: kubectl berth why %s -n %s", groups[0].Pods[0], groups[0].Namespace))
+		fmt.Fprintln(out, "\nWhat to do:\n  -", strings.Join(todo, "\n  - "))
+	}
+	return a
 }

@@ -22,20 +22,20 @@ func TestReasonsOnce(t *testing.T) {
 		want map[string]int
 	}{
 		{"a pool is full", Why{
-			Problem: "no node can have the pod", Pools: []Pool{{Name: "tiny", Nodes: 1, Reason: full}}, Nodes: []Node{{Names: []string{"node1"}, Reason: "no address: " + full}},
-			Scheduler: &Said{At: at, Text: "0/1 nodes are available: 1 no address: " + full},
+			Problem: "no node can have the pod", Pools: []pool{{Name: "tiny", Nodes: 1, Reason: full}}, Nodes: []Node{{Names: []string{"node1"}, Reason: "no address: " + full}},
+			Scheduler: &said{At: at, Text: "0/1 nodes are available: 1 no address: " + full},
 		}, map[string]int{full: 1, "no address: pool tiny": 1, "The scheduler said the same, 60s ago.": 1}},
 		{"the scheduler says more", Why{
-			Problem: "no node can have the pod", Pools: []Pool{{Name: "tiny", Nodes: 1, Reason: full}}, Nodes: []Node{{Names: []string{"node1"}, Reason: "no address: " + full}},
-			Scheduler: &Said{At: at, Text: "0/1 nodes are available: " + taint},
+			Problem: "no node can have the pod", Pools: []pool{{Name: "tiny", Nodes: 1, Reason: full}}, Nodes: []Node{{Names: []string{"node1"}, Reason: "no address: " + full}},
+			Scheduler: &said{At: at, Text: "0/1 nodes are available: " + taint},
 		}, map[string]int{full: 1, taint: 1, "the same": 0}},
 		{"a node has an address", Why{
-			Nodes: []Node{{Names: []string{"node1"}, Has: true, Reason: "Berth has an address"}}, Scheduler: &Said{At: at, Text: taint},
+			Nodes: []Node{{Names: []string{"node1"}, Has: true, Reason: "Berth has an address"}}, Scheduler: &said{At: at, Text: taint},
 		}, map[string]int{taint: 1, "the same": 0}},
-		{"the pod is wrong", Why{Problem: full, Scheduler: &Said{At: at, Text: "0/1 nodes are available: " + full + "."}}, map[string]int{full: 1, "the same": 1}},
+		{"the pod is wrong", Why{Problem: full, Scheduler: &said{At: at, Text: "0/1 nodes are available: " + full + "."}}, map[string]int{full: 1, "the same": 1}},
 		{"the kubelet says it again and again", Why{
 			Problem: "FailedCreatePodSandBox: " + sandbox,
-			Events:  []Said{{at, "FailedCreatePodSandBox", sandbox}, {at, "FailedCreatePodSandBox", sandbox}, {at, "BackOff", other}, {nil, "BackOff", other}},
+			Events:  []said{{at, "FailedCreatePodSandBox", sandbox}, {at, "FailedCreatePodSandBox", sandbox}, {at, "BackOff", other}, {nil, "BackOff", other}},
 		}, map[string]int{sandbox: 1, other: 1, "That was said, 60s ago.": 1}},
 	} {
 		var out strings.Builder

@@ -11,15 +11,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -27,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/services"
 )
 
 const whyLong = `Says why a pod waits for its addresses, pool by pool and node by node, and what to do. It
@@ -61,8 +61,14 @@ func NewWhy() command.Command {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l := &look{Call: call, reader: reader}
-			return found(l.about(ctx, &call.Targets[0]))
+			why, err := (&look{Call: call, reader: reader}).about(ctx, &call.Targets[0])
+			if err != nil {
+				return nil, err
+			}
+			if why.Waits || why.Problem != "" {
+				err = answer.FindingsError("")
+			}
+			return why.answer(time.Now()), err
 		},
 	}
 }
@@ -75,7 +81,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 		if err != nil {
 			return nil, err
 		}
-		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
+		ip, err := l.FloatingIP(ctx, addr)
 		switch {
 		case err != nil:
 			return nil, err
@@ -94,13 +100,13 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 	}
 	options := metav1.ListOptions{}
 	if t.Kind == "Pod" {
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, t.Name).String()
+		options.FieldSelector = "metadata.name=" + t.Name
 	}
 	pods, err := l.Kube.CoreV1().Pods(t.Namespace).List(ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", t.Namespace, err)
 	}
-	between := cluster.Between(ctx, l.Kube)
+	between := l.Between(ctx)
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; command.IsOf(pod, t, between) && (l.pod == nil || worse(pod, l.pod)) {
 			l.pod = pod
@@ -112,7 +118,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 		}
 		return nil, fmt.Errorf("%s has no pod: kubectl berth where %s shows what is retained for it", t, t.Word())
 	}
-	return l.tell(ctx)
+	return l.explain(ctx)
 }
 
 // worse says whether a pod needs an explanation more than another of its workload: it waits, or is not ready.
@@ -120,69 +126,57 @@ func worse(pod, other *v1.Pod) bool {
 	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
 
-func found(told *Why, err error) (*answer.Answer, error) {
-	if err != nil {
-		return nil, err
-	}
-	if told.Waits || told.Problem != "" {
-		err = answer.FindingsError("")
-	}
-	return told.answer(time.Now()), err
-}
-
-// look reads the objects that the answer about a pod depends on.
 type look struct {
 	*command.Call
 	pod    *v1.Pod
 	reader podrequest.Reader
+	// nodes are all nodes, once they were listed.
+	nodes []v1.Node
 }
 
-func (l *look) tell(ctx context.Context) (*Why, error) {
+func (l *look) explain(ctx context.Context) (*Why, error) {
 	pod := l.pod
-	told := &Why{Pod: pod.Name, Namespace: pod.Namespace, Node: pod.Spec.NodeName, pod: pod}
-	told.Scheduler = schedulerSaid(pod)
+	why := &Why{Pod: pod.Name, Namespace: pod.Namespace, Node: pod.Spec.NodeName, pod: pod}
+	why.Scheduler = schedulerSaid(pod)
 	switch {
 	case pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed:
-		told.Says = fmt.Sprintf("The pod is finished (%s), and its addresses were given back or retained: kubectl berth where %s -n %s.", pod.Status.Phase, pod.Name, pod.Namespace)
+		why.Says = fmt.Sprintf("The pod is finished (%s), and its addresses were given back or retained: kubectl berth where %s -n %s.", pod.Status.Phase, pod.Name, pod.Namespace)
 	case !l.reader.Asks(&pod.Spec):
-		told.Says = fmt.Sprintf("The pod asks for no floating IP: no container requests %s.", v1alpha1.ResourceIP)
+		why.Says = fmt.Sprintf("The pod asks for no floating IP: no container requests %s.", v1alpha1.ResourceIP)
 		if stray := podrequest.StrayAnnotation(pod); stray != "" {
-			told.Problem = fmt.Sprintf("the pod has annotation %s but no container requests %s", stray, v1alpha1.ResourceIP)
-			told.do("%s", podrequest.StrayRemedy)
+			why.Problem = fmt.Sprintf("the pod has annotation %s but no container requests %s", stray, v1alpha1.ResourceIP)
+			why.do("%s", podrequest.StrayRemedy)
 		}
 	case pod.Spec.NodeName != "":
-		return told, l.bound(ctx, told)
+		return why, l.bound(ctx, why)
 	case pod.DeletionTimestamp != nil:
-		told.Says = "The pod is being deleted, and was never bound."
+		why.Says = "The pod is being deleted, and was never bound."
 	default:
-		told.Waits = true
-		return told, l.waits(ctx, told)
+		why.Waits = true
+		return why, l.waits(ctx, why)
 	}
-	return told, nil
+	return why, nil
 }
 
-// waits says why a pod waits.
-func (l *look) waits(ctx context.Context, told *Why) error {
+func (l *look) waits(ctx context.Context, why *Why) error {
 	pod := l.pod
-	told.Says = "The pod waits to be bound."
-	unseen := false
+	why.Says = "The pod waits to be bound."
+	unseen := pod.Spec.SchedulerName == v1.DefaultSchedulerName || len(pod.Spec.SchedulingGates) > 0
 	defer func() {
 		if unseen {
-			told.Cause = CauseScheduler
+			why.Cause = causeScheduler
 		}
 	}()
 	if pod.Spec.SchedulerName == v1.DefaultSchedulerName {
-		told.Problem = "the pod's schedulerName is " + v1.DefaultSchedulerName + ", which is not Berth's scheduler unless it was configured so"
-		unseen = true
-		told.do("set spec.schedulerName: berth-scheduler in the pod template: Berth's scheduler sees only pods that name it")
-	} else if told.Scheduler == nil {
-		told.do("no scheduler has looked at the pod yet: if that lasts, see whether scheduler %q runs: kubectl get pods -n berth-system", pod.Spec.SchedulerName)
+		why.Problem = "the pod's schedulerName is " + v1.DefaultSchedulerName + ", which is not Berth's scheduler unless it was configured so"
+		why.do("set spec.schedulerName: berth-scheduler in the pod template: Berth's scheduler sees only pods that name it")
+	} else if why.Scheduler == nil {
+		why.do("no scheduler has looked at the pod yet: if that lasts, see whether scheduler %q runs: kubectl get pods -n berth-system", pod.Spec.SchedulerName)
 	}
 	if len(pod.Spec.SchedulingGates) > 0 {
-		told.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
-		unseen = true
+		why.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
 	}
-	request, err := ipam.RequestOfPod(l.reader, pod, cluster.Between(ctx, l.Kube), func(name string) (metav1.Object, error) {
+	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), func(name string) (metav1.Object, error) {
 		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	})
 	if err == nil {
@@ -197,73 +191,71 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	missing := (*ipam.LookupError)(nil)
 	switch {
 	case errors.As(err, &missing) && failure.Forbidden(err) != "":
-		told.Missing = failure.Forbidden(err)
+		why.Missing = failure.Forbidden(err)
 		return nil
 	case errors.As(err, &missing):
-		told.Problem = err.Error()
+		why.Problem = err.Error()
 		return nil
 	case err != nil:
-		told.Problem, told.Cause = err.Error(), CausePod
-		told.do("correct the pod, or the template of its workload")
+		why.Problem, why.Cause = err.Error(), causePod
+		why.do("correct the pod, or the template of its workload")
 		return nil
 	}
-	return told.withoutRight(l.ask(ctx, request, told))
+	return why.withoutRight(l.ask(ctx, request, why))
 }
 
-// ask asks the scheduler's code.
-func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
+func (l *look) ask(ctx context.Context, request ipam.Request, why *Why) error {
 	if request.MayHaveFixedSet() {
-		if err := told.withoutRight(l.limit(ctx, &request)); err != nil {
+		size, known, err := l.fixedSet(ctx, &request.Owner)
+		if err := why.withoutRight(err); err != nil {
 			return err
+		}
+		if known && size.IsFixed() { // as the scheduler does
+			request.FixedSet, request.MaxPods = true, int(size.Pods())
 		}
 	}
 	listing, request, err := l.list(ctx, request)
-	told.asks(&request)
+	why.asks(&request)
 	if err != nil {
-		return told.shortage(err)
-	}
-	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return fmt.Errorf("list the nodes: %w", err)
+		return why.shortage(err)
 	}
 	candidates, err := listing.Candidates(request)
 	if err != nil {
-		return told.shortage(err)
+		return why.shortage(err)
 	}
-	told.perPool(candidates, nodes.Items)
-	full, err := l.full(ctx, nodes.Items)
-	if err := told.withoutRight(err); err != nil {
+	why.perPool(candidates, l.nodes)
+	full, err := l.full(ctx, l.nodes)
+	if err := why.withoutRight(err); err != nil {
 		return err
 	}
-	wired, sessionless, err := l.wired(ctx)
-	if err := told.withoutRight(err); err != nil {
-		return err
+	programs, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
+	if err := why.withoutRight(err); err != nil {
+		return fmt.Errorf("list the agents and speakers: %w", err)
 	}
-	told.perNode(candidates, nodes.Items, sessionless, func(node string) string {
+	var wired, sessionless map[string]bool
+	if err == nil {
+		wired, sessionless = agentpod.Nodes(programs.Items), agentpod.WithoutSession(programs.Items)
+	}
+	why.perNode(candidates, l.nodes, sessionless, func(node string) string {
 		switch {
 		case wired != nil && !wired[node]:
 			return ipam.ReasonNoAgent
 		case full[node]:
-			told.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", node)
+			why.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", node)
 			return ipam.ReasonNodeCap
 		}
 		return ""
 	})
-	told.agentsToDo(l.System)
+	for i := range why.Nodes {
+		if why.Nodes[i].Reason == ipam.ReasonNoAgent {
+			why.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
+				few(why.Nodes[i].Names), l.System, agentpod.Selector)
+		}
+	}
 	return nil
 }
 
-// wired returns the nodes that have a ready agent, and the nodes whose speaker has no BGP session.
-func (l *look) wired(ctx context.Context) (nodes, sessionless map[string]bool, err error) {
-	pods, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
-	if err != nil {
-		return nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
-	}
-	return agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
-}
-
-// bound adds the addresses of a bound pod, and its events.
-func (l *look) bound(ctx context.Context, told *Why) error {
+func (l *look) bound(ctx context.Context, why *Why) error {
 	names, err := l.names(ctx)
 	if err != nil {
 		return err
@@ -273,41 +265,47 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		if err != nil {
 			continue
 		}
-		has := Address{Address: addr.String()}
-		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
+		has := address{Address: addr.String()}
+		ip, err := l.FloatingIP(ctx, addr)
 		switch {
 		case failure.Forbidden(err) != "":
-			told.Missing = failure.Forbidden(err)
+			why.Missing = failure.Forbidden(err)
 		case err != nil:
 			return err
 		case ip == nil:
 			has.Problem = "there is no FloatingIP for it: another pod may get the address"
-			told.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
+			why.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
 		default:
 			has.Pool, has.Problem = ip.Spec.Pool, l.disagreement(ip)
 		}
-		told.Addresses = append(told.Addresses, has)
-		if has.Problem != "" && told.Problem == "" {
-			told.Problem = has.Address + ": " + has.Problem
+		why.Addresses = append(why.Addresses, has)
+		if has.Problem != "" && why.Problem == "" {
+			why.Problem = has.Address + ": " + has.Problem
 		}
 	}
 	if len(names) == 0 {
-		told.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
-		told.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
+		why.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
+		why.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
 	}
 	if agentpod.IsReady(l.pod) {
-		told.Says = "The pod is bound and ready."
+		why.Says = "The pod is bound and ready."
 		return nil
 	}
-	told.Says = "The pod is bound, and is not ready."
-	return l.events(ctx, told)
+	why.Says = "The pod is bound, and is not ready."
+	if err := why.withoutRight(l.eventsOf(ctx, why, string(l.pod.UID))); err != nil {
+		return err
+	}
+	if why.Problem == "" && l.pod.Status.Phase == v1.PodPending {
+		why.Problem = "its containers have not started yet"
+	}
+	return nil
 }
 
 // names returns the names of the FloatingIPs that record the pod on its node, in their order. If these are fewer than it
 // requests, or may not be listed, it returns what the pod's annotation says.
 func (l *look) names(ctx context.Context) ([]string, error) {
 	said, _ := podrequest.NamesOf(l.pod)
-	list, err := l.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", l.pod.Spec.NodeName).String()})
+	list, err := l.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: "spec.node=" + l.pod.Spec.NodeName})
 	if failure.Forbidden(err) != "" {
 		return said, nil
 	}
@@ -319,14 +317,13 @@ func (l *look) names(ctx context.Context) ([]string, error) {
 		return said, nil
 	}
 	slices.SortFunc(list.Items, func(a, b v1alpha1.FloatingIP) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
-	var names []string
+	names := make([]string, len(list.Items))
 	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
+		names[i] = list.Items[i].Name
 	}
 	return names, nil
 }
 
-// disagreement says where a FloatingIP and the pod that names it differ.
 func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 	switch spec := &ip.Spec; {
 	case spec.Pod == nil:
@@ -341,26 +338,211 @@ func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 	return ""
 }
 
-// mostEvents is how many events are shown.
 const mostEvents = 5
 
-// eventsOf adds the last warnings about an object.
-func (l *look) eventsOf(ctx context.Context, told *Why, uid string) error {
-	list, err := l.Kube.CoreV1().Events(told.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + uid + ",type=Warning"})
+func (l *look) eventsOf(ctx context.Context, why *Why, uid string) error {
+	list, err := l.Kube.CoreV1().Events(why.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + uid + ",type=Warning"})
 	if err != nil {
 		return fmt.Errorf("list the events about it: %w", err)
 	}
-	told.addEvents(list.Items)
+	why.addEvents(list.Items)
 	return nil
 }
 
-// events adds the events of the kubelet and the agent about the pod.
-func (l *look) events(ctx context.Context, told *Why) error {
-	if err := told.withoutRight(l.eventsOf(ctx, told, string(l.pod.UID))); err != nil {
+// ofService explains a Service. Package services judges it, as it does in the controller.
+func (l *look) ofService(ctx context.Context, name string) (*Why, error) {
+	service, err := l.Kube.CoreV1().Services(l.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if failure.IsNoSuch(err) {
+		return nil, l.Require(ctx, &target.Target{Kind: "Service", Namespace: l.Namespace, Name: name})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get Service %s/%s: %w", l.Namespace, name, err)
+	}
+	why := &Why{Service: service.Name, Namespace: service.Namespace}
+	if !services.IsOurs(service) {
+		why.foreign(service)
+		return why, nil
+	}
+	var shown []string
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		shown = append(shown, ingress.IP)
+	}
+	if why.Waits = len(shown) == 0; why.Waits {
+		why.Says = "The Service waits for an address."
+	} else {
+		why.Says = "Clients reach the Service by " + strings.Join(shown, " and ") + "."
+	}
+	if err := why.withoutRight(l.judge(ctx, why, service, shown)); err != nil {
+		return why, err
+	}
+	return why, why.withoutRight(l.eventsOf(ctx, why, string(service.UID)))
+}
+
+func (l *look) judge(ctx context.Context, why *Why, service *v1.Service, shown []string) error {
+	standing, wrong, err := l.standing(ctx, service)
+	if err != nil {
 		return err
 	}
-	if told.Problem == "" && l.pod.Status.Phase == v1.PodPending {
-		told.Problem = "its containers have not started yet"
+	lead := standing.Lead
+	if standing.Refused != "" {
+		why.Waits, why.Says = true, fmt.Sprintf("The Service does not share the addresses of Service %s.", lead.Name)
+		why.Problem, why.Cause = standing.Refused, causeOwner
+		return nil
+	}
+	if lead.UID != service.UID {
+		why.Says += fmt.Sprintf(" It shares the addresses of Service %s, whose annotations decide.", lead.Name)
+	}
+	if wrong != nil {
+		why.add(wrong.Error())
+		why.Cause = causePod
+		why.do("correct Service %s", lead.Name)
+	}
+	if err := l.carried(ctx, why, lead, standing, shown); err != nil {
+		return err
+	}
+	for i := range standing.Lacks {
+		lacks := &standing.Lacks[i]
+		listing, request, err := l.list(ctx, *lacks)
+		why.asks(&request)
+		if err == nil {
+			err = l.perPoolOf(ctx, listing, request, why, &standing)
+		}
+		if shortage := (*ipam.ShortageError)(nil); standing.Optional && errors.As(err, &shortage) {
+			why.likes(&request, strings.Join(shortage.Reasons, "; "))
+			continue
+		}
+		if err = why.shortage(err); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// standing reads the objects that decide about a Service. wrong is about its request, or that of the Service that leads its group.
+func (l *look) standing(ctx context.Context, service *v1.Service) (standing services.Standing, wrong, err error) {
+	namespace, err := l.Kube.CoreV1().Namespaces().Get(ctx, service.Namespace, metav1.GetOptions{})
+	if err != nil {
+		return standing, nil, fmt.Errorf("get namespace %s: %w", service.Namespace, err)
+	}
+	list, err := l.Kube.CoreV1().Services(service.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return standing, nil, fmt.Errorf("list the Services of namespace %s: %w", service.Namespace, err)
+	}
+	all := []*v1.Service{service}
+	for i := range list.Items {
+		if list.Items[i].UID != service.UID {
+			all = append(all, &list.Items[i])
+		}
+	}
+	var ips []*v1alpha1.FloatingIP
+	selector := "spec.owner.namespace=" + service.Namespace
+	if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
+		ips = append(ips, ip)
+		return nil
+	}); err != nil {
+		return standing, nil, err
+	}
+	standing, wrong = services.StandingOf(service, namespace, all, ips)
+	return standing, wrong, nil
+}
+
+func (l *look) carried(ctx context.Context, why *Why, lead *v1.Service, standing services.Standing, shown []string) error {
+	all, err := l.Berth.NodeAssignments.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	unknown := failure.Forbidden(err)
+	if err = why.withoutRight(err); err != nil {
+		return fmt.Errorf("list the NodeAssignments: %w", err)
+	}
+	if unknown != "" {
+		all = &v1alpha1.NodeAssignmentList{}
+	}
+	for _, ip := range standing.Has {
+		has := address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
+		var silent []v1alpha1.Carrier
+		for i := range all.Items {
+			carrier := all.Items[i].Carrier(ip.Spec.Address)
+			switch {
+			case carrier.Assigned && carrier.Carried:
+				has.Nodes = append(has.Nodes, carrier.Node)
+			case carrier.Assigned:
+				silent = append(silent, carrier)
+			}
+		}
+		switch {
+		case unknown != "":
+		case len(silent) > 0 && silent[0].Refused.Message != "":
+			has.Problem = fmt.Sprintf("node %s does not carry it: %s", silent[0].Node, silent[0].Refused.Message)
+		case len(silent) > 0:
+			has.Problem = fmt.Sprintf("node %s does not confirm that it carries it", silent[0].Node)
+			why.do("see why: kubectl berth node %s has its agent", silent[0].Node)
+		case len(has.Nodes) == 0:
+			has.Problem = "no node carries it"
+			why.do("have a node of IPPool %s that is Ready, schedulable and without the label %s", ip.Spec.Pool, v1.LabelNodeExcludeBalancers)
+			if lead.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
+				why.do("have a ready endpoint on such a node, which externalTrafficPolicy Local requires: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", lead.Namespace, lead.Name)
+			}
+		case !slices.Contains(shown, ip.Spec.Address):
+			has.Problem = "the controller has not written it into the Service's status yet"
+		}
+		if has.Problem != "" && len(has.Nodes) == 0 {
+			why.add(has.Address + ": " + has.Problem)
+		}
+		why.Addresses = append(why.Addresses, has)
+	}
+	for _, ip := range standing.GivesUp {
+		why.Addresses = append(why.Addresses, address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it asks for another one now"})
+	}
+	return nil
+}
+
+func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, why *Why, standing *services.Standing) error {
+	candidates, err := listing.Candidates(request)
+	if err != nil {
+		return err
+	}
+	why.Others = 0
+	why.perPool(candidates, l.nodes)
+	why.perPoolToDo()
+	var families []string
+	for _, part := range request.Parts {
+		families = append(families, string(part.Family))
+	}
+	none := candidates.Rejects(candidates.Snapshot().Everywhere()) != nil
+	switch {
+	case none && standing.Optional:
+		why.likes(&request, "no pool that it may use has one")
+	case none:
+		why.add(fmt.Sprintf("no pool that it may use has an address for it (%s)", strings.Join(families, " and ")))
+		why.Cause = causeAddress
+	case len(standing.GivesUp) == 0:
+		why.Cause = cmp.Or(why.Cause, causeOther)
+		why.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", l.System)
+	}
+	return nil
+}
+
+func (w *Why) likes(request *ipam.Request, reason string) {
+	w.Says += fmt.Sprintf(" It has no %s address, which it would like to have: %s.", request.Parts[0].Family, reason)
+}
+
+func (w *Why) add(problem string) {
+	if w.Problem != "" {
+		problem = w.Problem + "; " + problem
+	}
+	w.Problem = problem
+}
+
+func (w *Why) foreign(service *v1.Service) {
+	switch class := service.Spec.LoadBalancerClass; {
+	case service.DeletionTimestamp != nil:
+		w.Says = "The Service is being deleted, and Berth gives it no address."
+	case service.Spec.Type != v1.ServiceTypeLoadBalancer:
+		w.Says = fmt.Sprintf("The Service asks for no address: its type is %s.", service.Spec.Type)
+		w.do("if it is to have one, set spec.type: LoadBalancer and spec.loadBalancerClass: %s", v1alpha1.LoadBalancerClass)
+	case class == nil:
+		w.Says = "The Service asks Berth for no address: it has no spec.loadBalancerClass, so that another implementation serves it."
+		w.do("if Berth is to serve it, create it again with spec.loadBalancerClass: %s, which cannot be added later", v1alpha1.LoadBalancerClass)
+	default:
+		w.Says = fmt.Sprintf("The Service asks Berth for no address: its spec.loadBalancerClass is %q, another implementation's.", *class)
+		w.do("if Berth is to serve it, create it again with spec.loadBalancerClass: %s, which cannot be changed", v1alpha1.LoadBalancerClass)
+	}
 }

@@ -11,21 +11,21 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -112,25 +112,20 @@ func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return said, nil
 }
 
-// statusOf returns a pool from its status.
 func statusOf(object *v1alpha1.IPPool) Pool {
 	status := &object.Status
 	p := Pool{
-		Name: object.Name, Subnet: object.Spec.Subnet, Family: familyOf(object.Spec.Subnet), VLAN: object.Spec.VLAN,
+		Name: object.Name, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN,
 		Capacity: count(status.Capacity), Free: count(status.Free),
 		Counts: poolmap.Counts{Held: count(status.Allocated), Retained: count(status.Retained), Reserved: count(status.Reserved), Cooling: count(status.Cooling)},
+	}
+	if strings.Contains(p.Subnet, ":") {
+		p.Family = v1alpha1.IPv6
 	}
 	if ready := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolReady); ready != nil {
 		p.Ready, p.Reason = string(ready.Status), ready.Reason
 	}
 	return p
-}
-
-func familyOf(subnet string) v1alpha1.IPFamily {
-	if strings.Contains(subnet, ":") {
-		return v1alpha1.IPv6
-	}
-	return v1alpha1.IPv4
 }
 
 func count(n int64) uint64 { return uint64(max(0, n)) }
@@ -151,7 +146,6 @@ func number(n uint64) string {
 	return fmt.Sprint(n)
 }
 
-// bar draws how full the pool is, with a letter for each state.
 func (p *Pool) bar() string {
 	const cells = 20
 	if p.Capacity == 0 {
@@ -189,25 +183,19 @@ func percent(part, whole uint64) string {
 	return fmt.Sprintf("%d%%", uint64(float64(part)*100/float64(whole)))
 }
 
-// families prints the sums of each family.
 func families(out io.Writer, all []Pool) {
-	sums := map[v1alpha1.IPFamily]*Pool{}
-	pools := map[v1alpha1.IPFamily]int{}
-	for _, p := range all {
-		sum := sums[p.Family]
-		if sum == nil {
-			sum = &Pool{}
-			sums[p.Family] = sum
-		}
-		pools[p.Family]++
-		sum.Held += p.Taken()
-		sum.Capacity = add(sum.Capacity, p.Capacity)
-		sum.Free = add(sum.Free, p.Free)
-	}
 	fmt.Fprintln(out)
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
-		if sum := sums[family]; sum != nil {
-			fmt.Fprintf(out, "%s: %s, %s of %s addresses taken (%s), %s free\n", family, plural(pools[family], "pool"), number(sum.Held), number(sum.Capacity), percent(sum.Held, sum.Capacity), number(sum.Free))
+		n, sum := 0, Pool{}
+		for _, p := range all {
+			if p.Family == family {
+				n++
+				sum.Held += p.Taken()
+				sum.Capacity, sum.Free = add(sum.Capacity, p.Capacity), add(sum.Free, p.Free)
+			}
+		}
+		if n > 0 {
+			fmt.Fprintf(out, "%s: %s, %s of %s addresses taken (%s), %s free\n", family, plural(n, "pool"), number(sum.Held), number(sum.Capacity), percent(sum.Held, sum.Capacity), number(sum.Free))
 		}
 	}
 	fmt.Fprintln(out, legend)
@@ -215,12 +203,8 @@ func families(out io.Writer, all []Pool) {
 
 const legend = "# held by a pod   r retained   R reserved   c cooling down   . free"
 
-func add(a, b uint64) uint64 {
-	if a > math.MaxUint64-b {
-		return math.MaxUint64
-	}
-	return a + b
-}
+// add adds numbers up to the largest.
+func add(a, b uint64) uint64 { return a + min(b, math.MaxUint64-a) }
 
 func plural(n int, what string) string {
 	if n == 1 {
@@ -229,7 +213,6 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// found is one pool and the uses of its addresses.
 type found struct {
 	object *v1alpha1.IPPool
 	pool   *pools.Pool
@@ -238,14 +221,12 @@ type found struct {
 	nodes *int
 }
 
-// look reads the pool that a command names, and its addresses.
 func look(ctx context.Context, call *command.Call) (*found, error) {
 	name, err := call.Object(ctx, &call.Targets[0], "IPPool")
 	if err != nil {
 		return nil, err
 	}
-	berth := call.Berth
-	all, err := cluster.Pools(ctx, berth)
+	all, err := call.Pools(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -268,33 +249,26 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	if err == nil {
 		f.nodes = new(int)
 		for i := range nodes.Items {
-			node := &nodes.Items[i]
-			if slices.Contains(snapshot.Reach(pools.InternalIPs(node), labels.Set(node.Labels)).Positions(), at) {
+			if f.pool.Serves(&nodes.Items[i]) {
 				*f.nodes++
 			}
 		}
 	}
-	for _, recorded := range []string{name, ""} { // an administrator may have named no pool
-		ips, _, err := cluster.FloatingIPs(ctx, berth, fields.OneTermEqualSelector("spec.pool", recorded).String())
-		if err != nil {
-			return nil, err
-		}
-		for i := range ips {
-			f.uses.Add(&ips[i])
-		}
-	}
-	f.uses.Sort()
+	// An administrator may have named no pool, and addresses may be recorded under another pool's name.
 	status := &f.object.Status
-	if counted := poolmap.Count(f.pool, f.uses); counted.Taken() < count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
-		// Some of its addresses are recorded under another pool's name.
-		err := cluster.EachFloatingIP(ctx, berth, "", func(ip *v1alpha1.FloatingIP) error {
-			f.uses.Add(ip)
-			return nil
-		})
-		if err != nil {
-			return nil, err
+	for _, selectors := range [][]string{{"spec.pool=" + name, "spec.pool="}, {""}} {
+		for _, selector := range selectors {
+			if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
+				f.uses.Add(ip)
+				return nil
+			}); err != nil {
+				return nil, err
+			}
 		}
 		f.uses.Sort()
+		if counted := poolmap.Count(f.pool, f.uses); counted.Taken() >= count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
+			break
+		}
 	}
 	return f, nil
 }
@@ -355,7 +329,6 @@ func (f *found) draw(out io.Writer, paint answer.Paint) {
 	fmt.Fprintf(out, "each cell is %d addresses:   . none taken   0-9 tenths taken   # all taken\n", drawn.Block)
 }
 
-// grouped puts a space after each eight cells, and colours them.
 func grouped(cells string, paint answer.Paint) string {
 	var text strings.Builder
 	for i, cell := range []byte(cells) {
@@ -375,4 +348,96 @@ func grouped(cells string, paint answer.Paint) string {
 		text.WriteString(letter)
 	}
 	return text.String()
+}
+
+const freeLong = `Prints the free addresses of a pool as ranges, or the first few of them. Addresses that
+cool down, are reserved, retained or excluded are not free. Addresses that the scheduler promised to
+a pod a moment ago may still be shown.
+`
+
+const freeExamples = `  # The free ranges of a pool
+  kubectl berth free web
+
+  # Three free addresses
+  kubectl berth free web --number 3 -o name`
+
+// Free is the content of -o json.
+type Free struct {
+	Pool      string       `json:"pool"`
+	Free      uint64       `json:"free"`
+	Ranges    []string     `json:"ranges"`
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+}
+
+const mostFree = 65536
+
+// NewFree returns the command free.
+func NewFree() command.Command {
+	first := 0
+	return command.Command{
+		Use: "free POOL", Short: "Prints the free addresses of a pool", Long: freeLong, Example: freeExamples,
+		Args: command.Exactly(1), Names: "IPPool", Found: "there are fewer free addresses than asked for",
+		Flags: func(flags *pflag.FlagSet) {
+			flags.IntVar(&first, "number", 0, "Print this many single addresses.")
+		},
+		Prepare: func(*command.Call) error {
+			if first < 0 || first > mostFree {
+				return fmt.Errorf("--number %d: give a number from 1 to %d", first, mostFree)
+			}
+			return nil
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			f, err := look(ctx, call)
+			if err != nil {
+				return nil, err
+			}
+			return f.free(first)
+		},
+	}
+}
+
+func (f *found) free(first int) (*answer.Answer, error) {
+	free := poolmap.Untaken(f.pool, f.uses)
+	why := fmt.Sprintf("all %s addresses are taken", number(f.pool.Ranges.Size()))
+	if f.pool.Disabled {
+		free, why = nil, "spec.disabled is true"
+	}
+	var err error
+	switch n := free.Size(); {
+	case n == 0:
+		err = answer.FindingsError(fmt.Sprintf("IPPool %s has no free address: %s.", f.pool.Name, why))
+	case n < uint64(first):
+		err = answer.FindingsError(fmt.Sprintf("IPPool %s has only %d free addresses.", f.pool.Name, n))
+	}
+	return freeAnswer(f.pool.Name, free, first), err
+}
+
+func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
+	content := Free{Pool: pool, Free: free.Size(), Ranges: texts(free), Addresses: poolmap.First(free, first)}
+	a := &answer.Answer{Kind: "FreeAddresses", Content: content}
+	if first > 0 {
+		a.Table = answer.NewTable("Address")
+		for _, addr := range content.Addresses {
+			a.Table.Add(addr.String())
+			a.Names = append(a.Names, addr.String())
+		}
+		return a
+	}
+	a.Names = content.Ranges
+	a.Table = answer.NewTable("Range", "Addresses")
+	for _, r := range free {
+		a.Table.Add(r.String(), number(r.Size()))
+	}
+	if len(free) > 1 {
+		a.Text = func(out io.Writer, _ answer.Paint) { fmt.Fprintf(out, "\n%s free addresses\n", number(free.Size())) }
+	}
+	return a
+}
+
+func texts(set iprange.Set) []string {
+	texts := make([]string, len(set))
+	for i, r := range set {
+		texts[i] = r.String()
+	}
+	return texts
 }

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/lastnode"
@@ -68,25 +71,12 @@ func Of(ip *v1alpha1.FloatingIP) State {
 // RestsUntil returns when the cooldown of an address ends that has one; the zero time if
 // its pool is not known.
 func RestsUntil(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool) time.Time {
-	if ip.Spec.ReleasedAt == nil {
-		return time.Time{}
-	}
 	for _, pool := range all {
-		if pool.Name == ip.Spec.Pool && pool.Spec.Cooldown != nil {
+		if ip.Spec.ReleasedAt != nil && pool.Name == ip.Spec.Pool && pool.Spec.Cooldown != nil {
 			return ip.Spec.ReleasedAt.Add(pool.Spec.Cooldown.Duration)
 		}
 	}
 	return time.Time{}
-}
-
-// waitsFor says which node an address at rest waits for, and until when at most; empty: its cooldown is
-// not over, or it waits for none.
-func waitsFor(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time.Time) (node string, until time.Time) {
-	last, over := ip.Spec.LastNode, RestsUntil(ip, all)
-	if last == nil || ip.Spec.ReleasedAt == nil || over.After(now) {
-		return "", time.Time{}
-	}
-	return last.Name, lastnode.Until(ip.Spec.ReleasedAt.Time, 0)
 }
 
 // Nobody is the state of an address without a FloatingIP, by the pools.
@@ -117,7 +107,6 @@ func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot)
 	return best
 }
 
-// leftOut says why a pool that has the address in its subnet does not give it.
 func leftOut(addr netip.Addr, pool *v1alpha1.IPPool, snapshot *pools.Snapshot) (Nobody, bool) {
 	said := func(state State, format string, args ...any) (Nobody, bool) {
 		return Nobody{state, pool.Name, fmt.Sprintf(format, args...)}, true
@@ -151,7 +140,6 @@ func leftOut(addr netip.Addr, pool *v1alpha1.IPPool, snapshot *pools.Snapshot) (
 	return said(Unlisted, "it is in the subnet %s of IPPool %s, but not in its spec.ranges (%s)", subnet, pool.Name, strings.Join(pool.Spec.Ranges, ", "))
 }
 
-// within returns the text of the first range that has the address.
 func within(addr netip.Addr, ranges []string) string {
 	for _, text := range ranges {
 		if r, err := iprange.Parse(text); err == nil && r.Contains(addr) {
@@ -159,4 +147,139 @@ func within(addr netip.Addr, ranges []string) string {
 		}
 	}
 	return ""
+}
+
+// Address is an address as commands print it with -o json.
+type Address struct {
+	Address string `json:"address"`
+	State   State  `json:"state"`
+	Pool    string `json:"pool,omitempty"`
+	Pod     *Pod   `json:"pod,omitempty"`
+	// Service has the address, in place of a pod.
+	Service string `json:"service,omitempty"`
+	Node    string `json:"node,omitempty"`
+	Owner   *Owner `json:"owner,omitempty"`
+	// Since the pod was bound or, without a pod, since the address is retained or was freed.
+	Since         *metav1.Time           `json:"since,omitempty"`
+	ReleasePolicy v1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
+	LastPod       string                 `json:"lastPod,omitempty"`
+	// CoolsUntil is when a cooldown ends, or at the latest the rest for the node that carried the
+	// address last.
+	CoolsUntil *metav1.Time `json:"coolsUntil,omitempty"`
+	// Conflict: a host outside of the cluster has the address, too.
+	Conflict bool `json:"conflict,omitempty"`
+	// Note says in a sentence why nobody has the address, or which facts about it are unknown.
+	Note string `json:"note,omitempty"`
+	// UID and ResourceVersion of the FloatingIP, of addresses that can be released as they are here: those of the console.
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+
+	// Object is the name of the FloatingIP; empty if there is none.
+	Object string `json:"-"`
+}
+
+// Pod is a pod.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+func (p *Pod) String() string {
+	if p == nil {
+		return ""
+	}
+	return p.Namespace + "/" + p.Name
+}
+
+// Owner is the object that an address belongs to.
+type Owner struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+func (o *Owner) String() string {
+	if o == nil {
+		return ""
+	}
+	if o.Namespace == "" { // A Node.
+		return o.Kind + " " + o.Name
+	}
+	return o.Kind + " " + o.Namespace + "/" + o.Name
+}
+
+// AddressOf returns the address of a FloatingIP.
+func AddressOf(ip *v1alpha1.FloatingIP) Address {
+	spec := &ip.Spec
+	a := Address{
+		Address: spec.Address, State: Of(ip), Pool: spec.Pool, Node: spec.Node, ReleasePolicy: spec.ReleasePolicy,
+		LastPod: spec.LastPod, Since: spec.Since, Conflict: ip.InConflict(), Object: ip.Name,
+	}
+	if owner := spec.Owner; owner != nil {
+		a.Owner = &Owner{owner.Kind, owner.Namespace, owner.Name}
+		if spec.Pod != nil {
+			a.Pod = &Pod{owner.Namespace, spec.Pod.Name}
+		}
+		if spec.Service != nil {
+			a.Service = owner.Namespace + "/" + spec.Service.Name
+		}
+	}
+	switch {
+	case a.State == Cooling && spec.ReleasedAt != nil:
+		a.Since = spec.ReleasedAt
+	case a.State == Reserved:
+		a.Note = "an administrator reserved it: no pod gets it"
+		if spec.Owner != nil {
+			a.Note = "it is reserved: no pod gets it"
+		}
+		if reason := ip.Annotations[v1alpha1.AnnotationReason]; reason != "" {
+			a.Note += fmt.Sprintf(" (%s)", reason)
+		}
+	case spec.IsOfNode():
+		a.Note = fmt.Sprintf("node %s itself has it (spec.nodeAddresses of IPPool %s)", spec.Node, spec.Pool)
+	case spec.Owner.IsNode():
+		a.Note = fmt.Sprintf("IPPool %s keeps it for a node of the name %s", spec.Pool, spec.Owner.Name)
+	case spec.Service != nil:
+		a.Note = fmt.Sprintf("Service %s has it: kubectl get nodeassignments shows which nodes carry it", a.Service)
+	}
+	if a.Conflict {
+		a.Note = "a host outside of the cluster has it, too: kubectl describe floatingip " + ip.Name
+	}
+	return a
+}
+
+// NeedsPools says whether [Address.Cool] has something to add.
+func (a *Address) NeedsPools() bool { return a.State == Cooling && !a.Conflict }
+
+// Cool says of an address that cools down until when, by its pool. ip is its FloatingIP.
+func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time.Time) {
+	switch {
+	case !a.NeedsPools():
+		return
+	case ip.Spec.ReleasedAt == nil:
+		a.Note = "its FloatingIP names no owner, and stays until somebody deletes it: no pod gets the address"
+		return
+	}
+	until := RestsUntil(ip, all)
+	last := ip.Spec.LastNode
+	switch left := until.Sub(now); {
+	case left > 0:
+		a.Note = fmt.Sprintf("it was freed and cools down until %s (%s)", until.UTC().Format(time.RFC3339), duration.HumanDuration(left))
+	case last != nil && lastnode.Until(ip.Spec.ReleasedAt.Time, 0).After(now):
+		until = lastnode.Until(ip.Spec.ReleasedAt.Time, 0)
+		a.Note = lastnode.Text(a.Address, last.Name, until)
+	case until.IsZero():
+		a.Note = "it was freed and cools down"
+	default:
+		a.Note = "it was freed, and its cooldown is over: berth-controller is about to delete the FloatingIP"
+	}
+	if !until.IsZero() {
+		a.CoolsUntil = &metav1.Time{Time: until}
+	}
+}
+
+// AddressOfNobody returns an address that has no FloatingIP, as [OfNobody] does.
+func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool, compiled *pools.Snapshot) Address {
+	said := OfNobody(addr, all, compiled)
+	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}
 }

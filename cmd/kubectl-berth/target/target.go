@@ -12,7 +12,6 @@ import (
 	"strings"
 	"unicode"
 
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -246,19 +245,19 @@ func (t *Target) Is(kind string) bool {
 func (t *Target) Selector() string {
 	switch {
 	case t.Kind == Addresses && t.Range.First == t.Range.Last:
-		return fields.Set{"metadata.name": v1alpha1.NameOf(t.Range.First)}.String()
+		return "metadata.name=" + v1alpha1.NameOf(t.Range.First)
 	case t.Kind == Addresses:
 		return ""
 	case t.Kind == "Node":
-		return fields.Set{"spec.node": t.Name}.String()
+		return "spec.node=" + t.Name
 	case t.Kind == "IPPool":
-		return fields.Set{"spec.pool": t.Name}.String()
+		return "spec.pool=" + t.Name
 	}
-	set := fields.Set{"spec.owner.namespace": t.Namespace}
+	selector := "spec.owner.namespace=" + t.Namespace
 	if t.Kind != "Pod" {
-		set["spec.owner.name"] = t.Name
+		selector = "spec.owner.name=" + t.Name + "," + selector
 	}
-	return set.String()
+	return selector
 }
 
 // Has says whether an address is the target's: of a pod, one that it holds or that is kept for a pod of its name.

@@ -16,7 +16,7 @@ import (
 func TestAnnounced(t *testing.T) {
 	addr, router := netip.MustParseAddr("10.99.0.12"), netip.MustParseAddr("10.11.0.1")
 	ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Address: addr.String(), Node: "node1"}}
-	table := Link{Name: "table", State: OK, Text: "table 98 of node node1 has the address"}
+	table := Link{Name: "table", State: ok, Text: "table 98 of node node1 has the address"}
 	broken := func(text string) []Link {
 		return []Link{table, {Name: "session", State: Broken, Text: "no session of node node1 announces the address: " + text, Command: "kubectl berth bgp --node node1"}}
 	}
@@ -32,7 +32,7 @@ func TestAnnounced(t *testing.T) {
 		}}},
 		"announced by one of two": {[]status.Carried{{Address: addr}}, []status.Peer{
 			{Name: "tor-1", Address: router, Established: true, Exported: exported}, {Name: "tor-2", Error: "it does not answer"},
-		}, []Link{table, {Name: "session", State: OK, Text: "announced to 10.11.0.1 (BGPPeer tor-1)"}}},
+		}, []Link{table, {Name: "session", State: ok, Text: "announced to 10.11.0.1 (BGPPeer tor-1)"}}},
 		"the session is down":         {[]status.Carried{{Address: addr}}, []status.Peer{{Name: "tor", Exported: exported, Error: "it does not answer"}}, broken("tor: it does not answer")},
 		"no export names it":          {[]status.Carried{{Address: addr}}, []status.Peer{{Name: "tor", Established: true}}, broken("tor: spec.export names no prefix of the address")},
 		"no BGPPeer selects the node": {[]status.Carried{{Address: addr}}, nil, broken("no BGPPeer selects the node")},

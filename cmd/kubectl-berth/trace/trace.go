@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package trace has the command trace: which link of object, pod, node, agent, kernel and wire
+// is the first that is broken.
 package trace
 
 import (
@@ -12,17 +14,13 @@ import (
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
-	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -42,18 +40,16 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   # The address of a pod
   kubectl berth trace shop/web-0`
 
-type options struct{ node bool }
-
 // New returns the command trace.
 func New() command.Command {
-	o := &options{}
+	var node bool
 	return command.Command{
 		Use: "trace ADDRESS | POD", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
 		Args: command.Exactly(1), Names: target.Addresses, Namespaced: true, Found: "a link is broken", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
-			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network.")
+			flags.BoolVar(&node, "node", false, "Ask the agents about the kernel and the network.")
 		},
-		Answer: o.trace,
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) { return trace(ctx, call, node) },
 	}
 }
 
@@ -63,18 +59,17 @@ type Trace struct {
 	// Broken is the first broken link.
 	Broken   string    `json:"broken,omitempty"`
 	Links    []Link    `json:"links"`
-	Timeline []Moment  `json:"timeline"`
+	Timeline []moment  `json:"timeline"`
 	Unknown  []string  `json:"unknown,omitempty"`
 	Time     time.Time `json:"time"`
 }
 
-// Moment is something that happened.
-type Moment struct {
+type moment struct {
 	Time time.Time `json:"time"`
 	Text string    `json:"text"`
 }
 
-func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+func trace(ctx context.Context, call *command.Call, nodes bool) (*answer.Answer, error) {
 	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: call.System})
 	if err != nil {
 		return nil, err
@@ -84,40 +79,37 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 		return nil, err
 	}
 	name := v1alpha1.NameOf(addr)
-	trace := &Trace{Address: addr.String(), Timeline: []Moment{}}
+	t := &Trace{Address: addr.String(), Timeline: []moment{}, Time: time.Now().UTC().Truncate(time.Second)}
 	s, err := auditor.About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
-		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", addr), Command: "kubectl berth who " + addr.String()}}
+		t.Links = []Link{broken("object", "kubectl berth who "+t.Address, "%s has no FloatingIP: nobody has it", addr)}
 	case err != nil:
 		return nil, err
 	default:
-		trace.Links = fromObjects(s)
-		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			ports := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
-			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: call.System}
-			links, err := fromNodes(ctx, s, ports, speakers, call.System)
+		t.Links = fromObjects(s)
+		if nodes && firstBroken(t.Links) == nil && s.Agent != nil {
+			links, err := fromNodes(ctx, call, s, call.Ports())
 			if err != nil {
 				return nil, err
 			}
-			trace.Links = append(slices.DeleteFunc(trace.Links, func(l Link) bool { return l.Name == "agent" }), links...)
+			t.Links = append(slices.DeleteFunc(t.Links, func(l Link) bool { return l.Name == "agent" }), links...)
 		}
-		trace.Timeline, trace.Unknown = timeline(ctx, call.Kube, s)
+		t.Timeline, t.Unknown = timeline(ctx, call.Kube, s)
 	}
-	trace.addUnasked(s != nil && s.IP.Spec.IsRouted())
-	trace.Time = time.Now().UTC().Truncate(time.Second)
-	broken := firstBroken(trace.Links)
-	if broken == nil {
-		return answerOf(trace, nil, name), nil
+	first := firstBroken(t.Links)
+	t.addUnasked(first, s != nil && s.IP.Spec.IsRouted())
+	if first == nil {
+		return t.answer(nil, name), nil
 	}
-	trace.Broken = broken.Name
-	return answerOf(trace, broken, name), answer.FindingsError("")
+	t.Broken = first.Name
+	return t.answer(first, name), answer.FindingsError("")
 }
 
 // addUnasked adds the links that nothing is known of; routed: routers lead to the address.
-func (t *Trace) addUnasked(routed bool) {
+func (t *Trace) addUnasked(broken *Link, routed bool) {
 	why := "not looked at: --node does it"
-	if firstBroken(t.Links) != nil {
+	if broken != nil {
 		why = ""
 	}
 	names := []string{"object", "pod", "node", "agent", "kernel", "wire"}
@@ -126,18 +118,18 @@ func (t *Trace) addUnasked(routed bool) {
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(t.Links, func(l Link) bool { return l.Name == name }) {
-			t.Links = append(t.Links, Link{Name: name, State: NotAsked, Text: why})
+			t.Links = append(t.Links, notAsked(name, "%s", why))
 		}
 	}
 }
 
-func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
+func (t *Trace) answer(broken *Link, name string) *answer.Answer {
 	table := answer.NewTable("Link", "State", "Found")
-	for _, link := range trace.Links {
+	for _, link := range t.Links {
 		table.Add(link.Name, string(link.State), link.Text)
 	}
 	return &answer.Answer{
-		Table: table, Kind: "Trace", Content: trace, Names: []string{answer.FloatingIP(name)},
+		Table: table, Kind: "Trace", Content: t, Names: []string{answer.NameOf("FloatingIP", name)},
 		Text: func(out io.Writer, paint answer.Paint) {
 			if broken != nil {
 				fmt.Fprintf(out, "\n%s: %s\n", paint.Red("The first broken link is "+broken.Name), broken.Text)
@@ -147,23 +139,23 @@ func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
 			} else {
 				fmt.Fprintln(out, "\n"+paint.Green("No link is broken")+".")
 			}
-			if len(trace.Timeline) > 0 {
+			if len(t.Timeline) > 0 {
 				fmt.Fprintln(out, "\nWhat happened:")
 			}
-			for _, moment := range trace.Timeline {
+			for _, moment := range t.Timeline {
 				fmt.Fprintf(out, "  %s  %s\n", moment.Time.UTC().Format(time.RFC3339), moment.Text)
 			}
-			answer.PrintProblems(out, paint, nil, trace.Unknown)
+			answer.PrintProblems(out, paint, nil, t.Unknown, "")
 		},
 	}
 }
 
 // timeline returns the moments that objects and events record, the oldest first.
 // Blocking.
-func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
+func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []moment, unknown []string) {
 	add := func(at time.Time, format string, args ...any) {
 		if !at.IsZero() {
-			moments = append(moments, Moment{at.UTC(), fmt.Sprintf(format, args...)})
+			moments = append(moments, moment{at.UTC(), fmt.Sprintf(format, args...)})
 		}
 	}
 	ip := s.IP
@@ -189,39 +181,26 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 			}
 		}
 	}
-	happened, unknown := events(ctx, kube, s)
-	moments = append(moments, happened...)
-	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time) })
-	return moments, unknown
-}
-
-// events returns the events of an address and its pod.
-func events(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
-	type place struct {
-		namespace string
-		selector  fields.Set
-	}
-	places := []place{{metav1.NamespaceDefault, fields.Set{"involvedObject.kind": "FloatingIP", "involvedObject.name": s.IP.Name}}}
+	places := []place{{metav1.NamespaceDefault, "involvedObject.kind=FloatingIP,involvedObject.name=" + ip.Name}}
 	if s.Pod != nil {
-		places = append(places, place{s.Pod.Namespace, fields.Set{"involvedObject.uid": string(s.Pod.UID)}})
+		places = append(places, place{s.Pod.Namespace, "involvedObject.uid=" + string(s.Pod.UID)})
 	}
 	for _, of := range places {
-		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector.String()})
+		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector})
 		if err != nil {
 			unknown = append(unknown, fmt.Sprintf("the events in namespace %s: %s", of.namespace, failure.Explain(err)))
 			continue
 		}
 		for i := range events.Items {
-			event := &events.Items[i]
-			at := cluster.LastSeen(event)
-			times := ""
+			event, times := &events.Items[i], ""
 			if event.Count > 1 {
 				times = fmt.Sprintf(" (%d times)", event.Count)
 			}
-			if !at.IsZero() {
-				moments = append(moments, Moment{at.UTC(), fmt.Sprintf("%s: %s: %s%s", event.InvolvedObject.Kind, event.Reason, event.Message, times)})
-			}
+			add(command.LastSeen(event).Time, "%s: %s: %s%s", event.InvolvedObject.Kind, event.Reason, event.Message, times)
 		}
 	}
+	slices.SortStableFunc(moments, func(a, b moment) int { return a.Time.Compare(b.Time) })
 	return moments, unknown
 }
+
+type place struct{ namespace, selector string }

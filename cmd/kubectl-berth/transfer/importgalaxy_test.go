@@ -16,7 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -60,7 +62,7 @@ func somePod(name, uid, kind, owner string) *v1.Pod {
 // galaxyPlan makes a plan of testdata/galaxy.yaml in a cluster with one Berth object.
 func galaxyPlan(t *testing.T) *galaxyimport.Plan {
 	t.Helper()
-	given, err := readFiles([]string{"testdata/galaxy.yaml"}, nil, "floatingips")
+	given, err := readFiles(&command.Call{}, []string{"testdata/galaxy.yaml"}, "floatingips")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,6 +112,10 @@ func TestPrintObjects(t *testing.T) {
 	}
 }
 
+func stdin(text string) *command.Call {
+	return &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(text)}}
+}
+
 func TestReadFiles(t *testing.T) {
 	const pools = `[{"ips":[],"nodeSubnets":[]}]`
 	for _, test := range []struct {
@@ -134,7 +140,7 @@ func TestReadFiles(t *testing.T) {
 		{name: "bad YAML", text: "a: [", err: "document 1: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			given, err := readFiles([]string{"-"}, strings.NewReader(test.text), "floatingips")
+			given, err := readFiles(stdin(test.text), []string{"-"}, "floatingips")
 			if test.err != "" {
 				if err == nil || !strings.HasPrefix(err.Error(), "-: "+test.err) {
 					t.Fatalf("error is %v, want one that begins with %q", err, test.err)
@@ -154,7 +160,7 @@ func TestReadFiles(t *testing.T) {
 		if err := os.WriteFile(path, []byte(pools), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readFiles([]string{path, "-"}, strings.NewReader(pools), ""); err == nil || !strings.Contains(err.Error(), "a second pool configuration") {
+		if _, err := readFiles(stdin(pools), []string{path, "-"}, ""); err == nil || !strings.Contains(err.Error(), "a second pool configuration") {
 			t.Errorf("error is %v", err)
 		}
 	})

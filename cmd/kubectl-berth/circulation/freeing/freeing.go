@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -75,7 +76,6 @@ type Release struct {
 	RetainedSince *metav1.Time `json:"retainedSince,omitempty"`
 }
 
-// leave says why the address is left.
 func (r *Release) leave(why Reason, note string) { r.Outcome, r.Reason, r.Note = Left, why, note }
 
 // Fail says that the API server refused to free the address, or did not answer.
@@ -172,13 +172,11 @@ func Remove(ctx context.Context, ips FloatingIPs, name, uid, version string, dry
 // Whose names the pod or owner that has an address.
 func Whose(ip *v1alpha1.FloatingIP) string {
 	spec := &ip.Spec
-	switch {
+	switch holder := spec.Holder(); {
 	case spec.IsOfNode():
 		return fmt.Sprintf("node %s itself has it", spec.Node)
-	case spec.Service != nil && spec.Owner != nil:
-		return fmt.Sprintf("Service %s/%s has it", spec.Owner.Namespace, spec.Service.Name)
-	case spec.Pod != nil && spec.Owner != nil:
-		return fmt.Sprintf("pod %s/%s has it", spec.Owner.Namespace, spec.Pod.Name)
+	case holder != nil && spec.Owner != nil:
+		return strings.Replace(holder.Text(), "Pod", "pod", 1) + " has it"
 	case spec.Pod != nil:
 		return fmt.Sprintf("pod %s has it", spec.Pod.Name)
 	case spec.Owner != nil:

@@ -26,7 +26,7 @@ func TestTold(t *testing.T) {
 	table.Add("node1", "")
 	said := &answer.Answer{Table: table, Text: func(out io.Writer, paint answer.Paint) {
 		fmt.Fprintln(out)
-		answer.PrintProblems(out, paint, []answer.Problem{{Text: "Node node1 is suspect", Command: "kubectl describe node node1"}}, []string{"whether it is off"})
+		answer.PrintProblems(out, paint, []answer.Problem{{Text: "Node node1 is suspect", Command: "kubectl describe node node1"}}, []string{"whether it is off"}, "")
 	}}
 	got, err := told(said, answer.FindingsError(""))
 	want := &access.Told{Columns: []string{"Node", "Why"}, Rows: [][]string{{"node1", "-"}}, Lines: []access.Line{

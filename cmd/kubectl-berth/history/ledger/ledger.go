@@ -21,23 +21,15 @@ import (
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
-// State is how somebody has an address.
-type State string
-
-// States, named as by "kubectl berth who".
-const (
-	Held     State = "Held"
-	Retained State = "Retained"
-	Reserved State = "Reserved"
-)
-
 // Tenure is a time in which somebody had an address.
 type Tenure struct {
-	State State `json:"state"`
+	// State is Held, Retained or Reserved, as "kubectl berth who" says.
+	State standing.State `json:"state"`
 	// From is nil if it began before the lines do, and Until if it lasts at their end.
 	From      *time.Time `json:"from,omitempty"`
 	Until     *time.Time `json:"until,omitempty"`
@@ -115,16 +107,16 @@ func (l *Ledger) Tenures() []Tenure {
 			continue
 		case open:
 			last.Until, last.Why = &c.at, whyEnded(last, c)
-		case c.state != Held && c.PodUID != "":
+		case c.state != standing.Held && c.PodUID != "":
 			// It began before the lines do.
 			before := c.Tenure
-			before.State, before.Until, before.Why = Held, &c.at, c.why
+			before.State, before.Until, before.Why = standing.Held, &c.at, c.why
 			all = append(all, before)
 		}
 		if open = c.state != ""; open {
 			next := c.Tenure
 			next.State, next.From = c.state, &c.at
-			if c.state != Held {
+			if c.state != standing.Held {
 				next.Pod, next.PodUID, next.Node = "", "", ""
 			}
 			all = append(all, next)
@@ -133,38 +125,35 @@ func (l *Ledger) Tenures() []Tenure {
 	return all
 }
 
-// repeats says whether a line says what another source has said.
 func repeats(last *Tenure, c *change) bool {
 	if last.State != c.state || c.state == "" {
 		return false
 	}
-	return c.state != Held || last.PodUID == c.PodUID
+	return c.state != standing.Held || last.PodUID == c.PodUID
 }
 
 // isOfEarlier says whether a line is about the end of a pod that has lost the address to the present one already.
 func isOfEarlier(last *Tenure, c *change) bool {
-	return last.State == Held && c.state != Held && c.PodUID != "" && c.PodUID != last.PodUID
+	return last.State == standing.Held && c.state != standing.Held && c.PodUID != "" && c.PodUID != last.PodUID
 }
 
 func whyEnded(last *Tenure, c *change) string {
 	switch {
-	case c.state == Held && last.State == Held:
+	case c.state == standing.Held && last.State == standing.Held:
 		return "its owner's pod " + c.Pod + " took it"
-	case c.state == Held:
+	case c.state == standing.Held:
 		return "pod " + c.Pod + " got it"
 	}
 	return c.why
 }
 
-// change is a line about an address.
 type change struct {
 	at    time.Time
-	state State // after the change; empty: nobody has it
+	state standing.State // after the change; empty: nobody has it
 	Tenure
 	why string
 }
 
-// reader reads the lines about one address.
 type reader struct {
 	addr netip.Addr
 	// name is how objects write the address.
@@ -235,7 +224,6 @@ func (r *reader) klogTime(text string) time.Time {
 	return at
 }
 
-// json reads a line of JSON: a log line or an audit event.
 func (r *reader) json(line []byte, at time.Time, parse bool) (*change, time.Time) {
 	var head struct {
 		Timestamp      *float64  `json:"ts"` // milliseconds
@@ -271,7 +259,6 @@ func (r *reader) json(line []byte, at time.Time, parse bool) (*change, time.Time
 	return r.ofLog(head.Message, at, values), at
 }
 
-// ofLog returns the change of a line of package tenure.
 func (r *reader) ofLog(message string, at time.Time, values map[string]string) *change {
 	addr, err := netip.ParseAddr(values[tenure.KeyAddress])
 	if err != nil || addr != r.addr {
@@ -283,9 +270,9 @@ func (r *reader) ofLog(message string, at time.Time, values map[string]string) *
 	}}
 	switch tenure.Change(message) {
 	case tenure.Bound:
-		c.state = Held
+		c.state = standing.Held
 	case tenure.Kept:
-		c.state = Retained
+		c.state = standing.Retained
 	case tenure.Freed:
 	default:
 		return nil
@@ -318,20 +305,13 @@ func (r *reader) audited(line []byte) *change {
 	if event.ResponseObject == nil || json.Unmarshal(event.ResponseObject.Raw, &ip) != nil || cmp.Or(ref.Name, ip.Name) != r.name {
 		return nil
 	}
-	c.state, c.Tenure = stateOf(&ip), of(&ip)
-	return c
-}
-
-func stateOf(ip *v1alpha1.FloatingIP) State {
-	switch spec := &ip.Spec; {
-	case spec.IsHeld():
-		return Held
-	case spec.Reserved:
-		return Reserved
-	case spec.Owner != nil:
-		return Retained
+	c.Tenure = of(&ip)
+	if c.state = standing.Of(&ip); ip.Spec.IsHeld() {
+		c.state = standing.Held
+	} else if c.state == standing.Cooling {
+		c.state = ""
 	}
-	return ""
+	return c
 }
 
 func of(ip *v1alpha1.FloatingIP) Tenure {

@@ -323,7 +323,7 @@ func TestSecondImportChangesNothing(t *testing.T) {
 				record, wanted := berth[addr]
 				switch {
 				case theirs[row.ID] != (Record{}):
-				case !wanted && (row.Status != Deprecated || row.Description != "Berth: free"),
+				case !wanted && (row.Status != deprecated || row.Description != "Berth: free"),
 					wanted && (row.Status != record.Status || row.Description != record.Description):
 					t.Fatalf("NetBox has %v, Berth %v", row, record)
 				}

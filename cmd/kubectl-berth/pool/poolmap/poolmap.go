@@ -42,7 +42,6 @@ func (u *Uses) Sort() {
 	*u = slices.CompactFunc(*u, func(a, b Use) bool { return a.Addr == b.Addr })
 }
 
-// since returns the uses from an address on.
 func since(uses Uses, addr netip.Addr) Uses {
 	at, _ := slices.BinarySearchFunc(uses, addr, func(use Use, addr netip.Addr) int { return use.Addr.Compare(addr) })
 	return uses[at:]
@@ -248,7 +247,6 @@ func cellsOf(spans []iprange.Range, block uint64) uint64 {
 	return cells
 }
 
-// distance is the number of steps from one address to a later one.
 func distance(from, to netip.Addr) uint64 { return (iprange.Range{First: from, Last: to}).Size() - 1 }
 
 func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []Row {
@@ -289,7 +287,6 @@ func After(addr netip.Addr, n uint64) netip.Addr {
 	return later
 }
 
-// cellOf returns the letter of a cell.
 func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses) byte {
 	var capacity uint64
 	for _, both := range pool.Ranges.Common(cell) {

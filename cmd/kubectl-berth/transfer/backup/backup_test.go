@@ -100,7 +100,7 @@ func workload(apiVersion, kind, name string) Workload {
 // text is an item about an address, short.
 func text(item *plan.Item) string {
 	if item.Action == plan.Stale || item.Action == plan.Same || item.Action == plan.Conflict {
-		return joined(string(item.Action), item.Note)
+		return plan.Join(string(item.Action), item.Note)
 	}
 	spec := &item.IP.Spec
 	words := []string{string(item.Action)}
@@ -129,7 +129,7 @@ func text(item *plan.Item) string {
 	if spec.KeepUntil != nil {
 		words = append(words, "kept for "+spec.KeepUntil.Sub(now).String())
 	}
-	return joined(strings.Join(words, " "), item.Note)
+	return plan.Join(strings.Join(words, " "), item.Note)
 }
 
 // Each kind of record is restored, in each kind of cluster, or left out.

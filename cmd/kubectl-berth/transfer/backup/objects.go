@@ -1,5 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package backup defines the content of a backup of Berth's objects, and plans its restore.
+// It does no I/O.
+//
+// # Content of a backup
+//
+// A backup has all of Berth's objects but NodeAssignments, without the fields that the API
+// server sets. Each kind is one snapshot, addresses first: the objects that an address
+// refers to are in the backup, unless they were deleted in between.
+//
+// # Restore of an address
+//
+//	its pod lives, by UID          held by the pod, as it was
+//	a live pod got it later        held by that pod ([planner.lateAddress])
+//	Retain, Never, or a claim's    retained for its owner
+//	PodDeleted, and its pod gone   not restored
+//	at rest                        rests for the remaining time
+//	reserved                       reserved, as it was
+//
+// # Owners
+//
+// A rebuilt cluster has the same workloads with other UIDs, now or later. An existing
+// owner is written with its present UID, a missing one with [v1alpha1.NilUID]: the
+// scheduler gives such an address to the pods of the first owner of that group, kind,
+// namespace and name, and writes its UID. Addresses without a pod are kept until
+// spec.keepUntil, even if the owner exists, because it may get its replicas later. After
+// that the controller looks the owner up by name a last time, and then the release policy
+// decides.
+//
+// # Guarantees of a plan
+//
+// An existing object is changed in two cases only: a live pod runs with the address, or
+// the address is at rest, so it has no owner. It is changed only if it is still as read.
+// An address of another owner is a conflict.
 package backup
 
 import (
@@ -29,6 +62,19 @@ type Objects struct {
 // Kinds returns the kinds of objects of a backup, sorted: all of Berth's but NodeAssignments, which berth-controller makes anew.
 func Kinds() []string {
 	return slices.DeleteFunc(v1alpha1.Kinds(), func(kind string) bool { return kind == "NodeAssignment" })
+}
+
+// All returns all objects, in the order pools, claims, addresses, others.
+func (o *Objects) All() []metav1.Object {
+	return slices.Concat(anys(o.Pools), anys(o.Claims), anys(o.IPs), anys(o.Others))
+}
+
+func anys[T metav1.Object](objects []T) []metav1.Object {
+	all := make([]metav1.Object, len(objects))
+	for i, object := range objects {
+		all[i] = object
+	}
+	return all
 }
 
 // Len returns the number of objects.
@@ -70,7 +116,9 @@ func Clean(objects *Objects) *Objects {
 			clean.Others = append(clean.Others, kept)
 		}
 	}
-	slices.SortFunc(clean.Others, func(a, b *unstructured.Unstructured) int { return strings.Compare(nameOf(a), nameOf(b)) })
+	slices.SortFunc(clean.Others, func(a, b *unstructured.Unstructured) int {
+		return strings.Compare(nameOf(a.GetKind(), a), nameOf(b.GetKind(), b))
+	})
 	slices.SortFunc(clean.Pools, func(a, b *v1alpha1.IPPool) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(clean.Claims, func(a, b *v1alpha1.IPClaim) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -79,12 +127,10 @@ func Clean(objects *Objects) *Objects {
 	return clean
 }
 
-// nameOf returns kind, namespace and name.
-func nameOf(o *unstructured.Unstructured) string {
-	return (&v1alpha1.Owner{Kind: o.GetKind(), Namespace: o.GetNamespace(), Name: o.GetName()}).Text()
+func nameOf(kind string, o metav1.Object) string {
+	return (&v1alpha1.Owner{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}).Text()
 }
 
-// compareNames orders names of FloatingIPs by address.
 func compareNames(a, b string) int {
 	x, _ := v1alpha1.AddrOf(a)
 	y, _ := v1alpha1.AddrOf(b)
@@ -153,23 +199,23 @@ func (o *Objects) Put(object *unstructured.Unstructured) (err error) {
 func (o *Objects) CheckNames() error {
 	seen := make(map[string]bool, o.Len())
 	var errs []error
-	check := func(name string) {
+	for _, object := range o.All() {
+		kind := ""
+		switch object := object.(type) {
+		case *v1alpha1.IPPool:
+			kind = "IPPool"
+		case *v1alpha1.IPClaim:
+			kind = "IPClaim"
+		case *v1alpha1.FloatingIP:
+			kind = "FloatingIP"
+		case *unstructured.Unstructured:
+			kind = object.GetKind()
+		}
+		name := nameOf(kind, object)
 		if seen[name] {
 			errs = append(errs, fmt.Errorf("%s occurs twice: remove the older one", name))
 		}
 		seen[name] = true
-	}
-	for _, pool := range o.Pools {
-		check("IPPool " + pool.Name)
-	}
-	for _, claim := range o.Claims {
-		check("IPClaim " + claim.Namespace + "/" + claim.Name)
-	}
-	for _, ip := range o.IPs {
-		check("FloatingIP " + ip.Name)
-	}
-	for _, other := range o.Others {
-		check(nameOf(other))
 	}
 	return errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ package backup
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -98,7 +100,6 @@ func Restore(input *Input) *plan.Plan {
 	return made
 }
 
-// planner makes one plan.
 type planner struct {
 	input      *Input
 	namespaces map[string]bool
@@ -123,12 +124,12 @@ func newPlanner(input *Input) *planner {
 		input:       input,
 		namespaces:  map[string]bool{},
 		owners:      map[ownerName]types.UID{},
-		pods:        map[types.NamespacedName]*v1.Pod{},
+		pods:        plan.Index(input.Pods, plan.KeyOf),
 		pools:       byName(input.Existing.Pools),
 		savedPools:  byName(input.Saved.Pools),
-		claims:      byKey(input.Existing.Claims),
-		savedClaims: byKey(input.Saved.Claims),
-		ips:         map[string]*v1alpha1.FloatingIP{},
+		claims:      plan.Index(input.Existing.Claims, plan.KeyOf),
+		savedClaims: plan.Index(input.Saved.Claims, plan.KeyOf),
+		ips:         byName(input.Existing.IPs),
 	}
 	for _, namespace := range input.Namespaces {
 		p.namespaces[namespace] = true
@@ -142,13 +143,9 @@ func newPlanner(input *Input) *planner {
 		}
 	}
 	for _, pod := range input.Pods {
-		p.pods[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = pod
 		if pod.DeletionTimestamp == nil {
 			p.owners[ownerName{podKind, pod.Namespace, pod.Name}] = pod.UID
 		}
-	}
-	for _, ip := range input.Existing.IPs {
-		p.ips[ip.Name] = ip
 	}
 	all := slices.Clone(input.Existing.Pools)
 	for _, pool := range input.Saved.Pools {
@@ -160,23 +157,8 @@ func newPlanner(input *Input) *planner {
 	return p
 }
 
-func byName(all []*v1alpha1.IPPool) map[string]*v1alpha1.IPPool {
-	m := map[string]*v1alpha1.IPPool{}
-	for _, pool := range all {
-		m[pool.Name] = pool
-	}
-	return m
-}
+func byName[T metav1.Object](all []T) map[string]T { return plan.Index(all, T.GetName) }
 
-func byKey(claims []*v1alpha1.IPClaim) map[types.NamespacedName]*v1alpha1.IPClaim {
-	m := map[types.NamespacedName]*v1alpha1.IPClaim{}
-	for _, claim := range claims {
-		m[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
-	}
-	return m
-}
-
-// compared returns the item of an object that exists.
 func compared(item plan.Item, existing, saved any) plan.Item {
 	item.Action = plan.Same
 	if !equality.Semantic.DeepEqual(existing, saved) {
@@ -197,7 +179,7 @@ func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
 func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: saved.GetKind(), Namespace: saved.GetNamespace(), Name: saved.GetName(), Other: saved}
 	for _, existing := range p.input.Existing.Others {
-		if nameOf(existing) == nameOf(saved) {
+		if nameOf(existing.GetKind(), existing) == nameOf(saved.GetKind(), saved) {
 			return compared(item, existing.Object["spec"], saved.Object["spec"])
 		}
 	}
@@ -206,7 +188,7 @@ func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
 
 func (p *planner) claim(saved *v1alpha1.IPClaim) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPClaim", Namespace: saved.Namespace, Name: saved.Name, Claim: saved}
-	if existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]; existing != nil {
+	if existing := p.claims[plan.KeyOf(saved)]; existing != nil {
 		return compared(item, existing.Spec, saved.Spec)
 	}
 	if !p.namespaces[saved.Namespace] {
@@ -274,12 +256,11 @@ func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
 		}
 	}
 	if p.pools[spec.Pool] == nil && p.savedPools[spec.Pool] == nil {
-		w.note = joined(w.note, fmt.Sprintf("there is no IPPool %q: its owner cannot use it before a pool has it", spec.Pool))
+		w.note = plan.Join(w.note, fmt.Sprintf("there is no IPPool %q: its owner cannot use it before a pool has it", spec.Pool))
 	}
 	return w
 }
 
-// stored rounds a time up to the seconds that the API stores.
 func (p *planner) stored(t time.Time) *metav1.Time {
 	up := metav1.NewTime(t.Add(time.Second - 1).Truncate(time.Second))
 	return &up
@@ -292,18 +273,12 @@ func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
 		return nil
 	}
 	pod := p.pods[types.NamespacedName{Namespace: saved.Spec.Owner.Namespace, Name: saved.Spec.Pod.Name}]
-	if pod == nil || pod.UID != saved.Spec.Pod.UID || !isLive(pod) {
+	if pod == nil || pod.UID != saved.Spec.Pod.UID || !plan.IsLive(pod) {
 		return nil
 	}
 	return pod
 }
 
-// isLive reports whether a pod is bound to a node and has not finished.
-func isLive(pod *v1.Pod) bool {
-	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
-}
-
-// takeOffPod removes the pod or the Service from the record of an address.
 func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	if spec.Pod != nil {
 		spec.LastPod, spec.Since = spec.Pod.Name, spec.NextSince(now)
@@ -317,7 +292,6 @@ func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	}
 }
 
-// keeps reports whether the owner of an address keeps it without a pod.
 func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	if spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.ReleasePolicy == v1alpha1.ReleaseNever {
 		return true
@@ -327,39 +301,28 @@ func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	}
 	// A claim keeps preallocated addresses.
 	key := types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Owner.Name}
-	claim := p.claims[key]
-	if claim == nil {
-		claim = p.savedClaims[key]
-	}
+	claim := cmp.Or(p.claims[key], p.savedClaims[key])
 	return claim != nil && claim.Spec.Preallocate
 }
 
-// brings reports whether the backup has the owner, which must be a claim.
 func (p *planner) brings(owner *v1alpha1.Owner) bool {
 	return kindOf(owner) == claimKind && p.savedClaims[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}] != nil
 }
 
-// cooldown returns the cooldown of the existing pool, else of the saved one.
 func (p *planner) cooldown(name string) time.Duration {
-	for _, all := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
-		if pool := all[name]; pool != nil {
-			if pool.Spec.Cooldown == nil {
-				return 0
-			}
-			return pool.Spec.Cooldown.Duration
-		}
+	if pool := cmp.Or(p.pools[name], p.savedPools[name]); pool != nil && pool.Spec.Cooldown != nil {
+		return pool.Spec.Cooldown.Duration
 	}
 	return 0
 }
 
-// compare decides about an address with an existing record.
 func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	is, want := &existing.Spec, &item.IP.Spec
 	conflict := func(format string, args ...any) {
 		item.Action, item.Note = plan.Conflict, fmt.Sprintf(format, args...)
 	}
 	overwrite := func(note string) {
-		item.Action, item.Seen, item.Note = plan.Update, existing, joined(item.Note, note)
+		item.Action, item.Seen, item.Note = plan.Update, existing, plan.Join(item.Note, note)
 	}
 	switch {
 	case is.Reserved != want.Reserved:
@@ -383,12 +346,10 @@ func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	}
 }
 
-// same reports whether two owners are equal, ignoring UIDs and versions.
 func same(a, b *v1alpha1.Owner) bool {
 	return kindOf(a) == kindOf(b) && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
 }
 
-// state describes the holder or owner of an address, for notes.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:
@@ -405,9 +366,170 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 	return "retained for " + spec.Owner.Text()
 }
 
-func joined(a, b string) string {
-	if a == "" || b == "" {
-		return a + b
+// lateHolder is a live pod that got an address after the backup, and the index of this
+// address among the pod's addresses.
+type lateHolder struct {
+	pod   *v1.Pod
+	index int
+	// said: nothing but the pod's annotation says so.
+	said bool
+}
+
+// findLate finds the addresses that live pods got after the backup, by name. The backup
+// does not record them for these pods; without a record the scheduler would give them to
+// other pods.
+//
+// The kubelet writes the pod's status, which has the first address of each family. It
+// has an address of a pool only if Berth wired it. Of the others the annotation tells, which
+// proves nothing: the user of a pod can write it.
+func (p *planner) findLate(saved []*v1alpha1.FloatingIP) map[string]lateHolder {
+	recorded := map[string]*v1alpha1.FloatingIP{}
+	for _, ip := range saved {
+		recorded[ip.Name] = ip
 	}
-	return a + "; " + b
+	late, wired := map[string]lateHolder{}, map[string]bool{}
+	for _, said := range []bool{false, true} {
+		for _, pod := range p.input.Pods {
+			told, also := p.wired(pod)
+			for i, name := range slices.Concat(told, also) {
+				if said != (i >= len(told)) || said && wired[name] {
+					continue
+				}
+				wired[name] = true
+				if ip := recorded[name]; ip == nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID {
+					late[name] = lateHolder{pod, i, said}
+				}
+			}
+		}
+	}
+	return late
+}
+
+// wired returns the names of the FloatingIPs that a live pod runs with: the ones that its kubelet told, and the ones
+// that its annotation has also, as many as it requests.
+func (p *planner) wired(pod *v1.Pod) (told, also []string) {
+	wants, _ := podrequest.Reader{Galaxy: true}.Requested(&pod.Spec)
+	if wants == 0 || !plan.IsLive(pod) {
+		return nil, nil
+	}
+	for _, ip := range pod.Status.PodIPs {
+		addr, err := netip.ParseAddr(ip.IP)
+		if err != nil || p.poolOf(addr) == nil {
+			return nil, nil
+		}
+		told = append(told, v1alpha1.NameOf(addr))
+	}
+	if len(told) == 0 {
+		return nil, nil
+	}
+	names, _ := podrequest.NamesOf(pod)
+	for _, name := range names {
+		if addr, err := v1alpha1.AddrOf(name); err == nil && !slices.Contains(told, name) && p.poolOf(addr) != nil && int64(len(told)+len(also)) < wants {
+			also = append(also, name)
+		}
+	}
+	return told, also
+}
+
+func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
+	if home, ok := p.snapshot.Home(addr); ok {
+		return p.snapshot.Pools()[home]
+	}
+	return nil
+}
+
+// lateAddress decides about an address that a live pod got after the backup; saved is the
+// backup's record of it, or nil.
+func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.FloatingIP) plan.Item {
+	pod := late.pod
+	if saved != nil {
+		if other := p.holder(saved); other != nil {
+			item := p.address(saved)
+			item.Decide, item.Note = true, fmt.Sprintf("pods %s and %s both run with it: delete one of them", other.Name, pod.Name)
+			return item
+		}
+	}
+	item := plan.Item{Action: plan.Create, Kind: "FloatingIP", Name: name}
+	switch {
+	case late.said:
+		item.IP = p.podsOwn(name, late)
+		item.IP.Spec.Reserved, item.Decide = true, true
+		item.Note = fmt.Sprintf("pod %s says that it runs with it, which its user can write: reserved until you set spec.reserved to false; then it is freed with its pod", pod.Name)
+	case saved != nil && isOf(&saved.Spec, pod):
+		item.IP, item.Note = p.successor(saved, late), "another pod had it in the backup"
+	case saved == nil || p.wanted(saved).stale:
+		item.IP, item.Note = p.podsOwn(name, late), "its pod got it after the backup: freed with the pod"
+	default:
+		item.IP = p.podsOwn(name, late)
+		item.IP.Spec.Reserved, item.Decide = true, true
+		item.Note = fmt.Sprintf("pod %s runs with it, in the backup it is %s: reserved until you set spec.reserved to false; then it is freed with its pod", pod.Name, state(&saved.Spec))
+	}
+	switch existing := p.ips[name]; {
+	case existing == nil:
+	case existing.Spec.Pod != nil && existing.Spec.Pod.UID == pod.UID:
+		item.Action, item.Note, item.Decide = plan.Same, "", false
+	default:
+		p.compare(&item, existing)
+	}
+	return item
+}
+
+// isOf reports whether a pod belongs to the owner of an address, in its namespace, and
+// whether the owner may keep the address for this pod.
+func isOf(spec *v1alpha1.FloatingIPSpec, pod *v1.Pod) bool {
+	owner := spec.Owner
+	if owner == nil || spec.Reserved || owner.Namespace != pod.Namespace ||
+		owner.PodName != "" && owner.PodName != pod.Name || owner.NodeName != "" && owner.NodeName != pod.Spec.NodeName {
+		return false
+	}
+	switch kindOf(owner) {
+	case claimKind:
+		return pod.Annotations[v1alpha1.AnnotationClaim] == owner.Name
+	case podKind:
+		return pod.Name == owner.Name
+	}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	switch {
+	case controller == nil:
+		return false
+	case controller.Kind == owner.Kind:
+		return controller.Name == owner.Name
+	}
+	// A ReplicaSet or Job between the pod and its Deployment, Rollout or CronJob.
+	return (controller.Kind == "ReplicaSet" || controller.Kind == "Job") && strings.HasPrefix(controller.Name, owner.Name+"-")
+}
+
+// successor returns the record of an address that went to another pod of its owner.
+func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alpha1.FloatingIP {
+	ip := saved.DeepCopy()
+	spec := &ip.Spec
+	takeOffPod(spec, p.input.Now)
+	spec.Pod = &v1alpha1.PodReference{Name: late.pod.Name, UID: late.pod.UID}
+	spec.Node, spec.Index, spec.Since, spec.KeepUntil = late.pod.Spec.NodeName, int32(late.index), saved.Spec.NextSince(p.input.Now), nil
+	spec.LastPod = cmp.Or(spec.LastPod, late.pod.Name) // the owner kept it
+	if uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]; found {
+		spec.Owner.UID = uid
+	}
+	spec.Owner.NamespaceUID = "" // The pod's namespace may have another UID than the one in the backup.
+	return ip
+}
+
+// podsOwn returns the record of an address with the pod itself as the owner: no other
+// owner was recorded, and none is guessed.
+func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
+	addr, _ := v1alpha1.AddrOf(name) // wired has read it
+	pod := late.pod
+	owner := podrequest.PodItself(pod.Namespace, pod.Name, pod.UID)
+	spec := v1alpha1.FloatingIPSpec{
+		Address: addr.String(), Index: int32(late.index),
+		Owner:         &owner,
+		Pod:           &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+		Node:          pod.Spec.NodeName,
+		ReleasePolicy: v1alpha1.ReleasePodDeleted, Since: new(v1alpha1.FloatingIPSpec).NextSince(p.input.Now),
+	}
+	if pool := p.poolOf(addr); pool != nil {
+		spec.Pool, spec.ExternallyAssigned = pool.Name, pool.ExternalAssigner
+		spec.Network = pool.Network()
+	}
+	return &v1alpha1.FloatingIP{TypeMeta: typeOf("FloatingIP"), ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 }

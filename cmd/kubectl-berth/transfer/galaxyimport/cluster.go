@@ -3,7 +3,9 @@
 package galaxyimport
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -33,26 +36,13 @@ func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
 			kinds[strings.ToLower(controller.Kind)] = true
 		}
 	}
-	var sorted []string
-	for kind := range kinds {
-		sorted = append(sorted, kind)
-	}
-	slices.Sort(sorted)
-	return sorted
+	return slices.Sorted(maps.Keys(kinds))
 }
 
-// kindOf returns the lower-case kind of a key's type.
 func kindOf(keyType string) string {
-	switch keyType {
-	case galaxy.TypeStatefulSet:
-		return "statefulset"
-	case galaxy.TypeDeployment:
-		return "deployment"
-	}
-	return keyType
+	return cmp.Or(map[string]string{galaxy.TypeStatefulSet: "statefulset", galaxy.TypeDeployment: "deployment"}[keyType], keyType)
 }
 
-// cluster finds pods and workloads.
 type cluster struct {
 	byName map[types.NamespacedName]*v1.Pod
 	byUID  map[types.UID]*v1.Pod
@@ -62,21 +52,18 @@ type cluster struct {
 	kinds     map[string][]schema.GroupVersionKind
 }
 
-// workloadName identifies workloads as Galaxy's keys do.
 type workloadName struct{ kind, namespace, name string }
 
 func newCluster(input *Input) *cluster {
 	c := &cluster{
-		byName:    map[types.NamespacedName]*v1.Pod{},
-		byUID:     map[types.UID]*v1.Pod{},
+		byName:    plan.Index(input.Pods, plan.KeyOf),
+		byUID:     plan.Index(input.Pods, (*v1.Pod).GetUID),
 		byAddress: map[netip.Addr][]*v1.Pod{},
 		workloads: map[workloadName][]Workload{},
 		kinds:     input.Kinds,
 	}
 	for _, pod := range input.Pods {
-		c.byName[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = pod
-		c.byUID[pod.UID] = pod
-		if !isLive(pod) || !asks(pod) {
+		if !plan.IsLive(pod) || !asks(pod) {
 			continue
 		}
 		// Ignore an annotation that cannot be read: Galaxy did not write it.
@@ -97,14 +84,8 @@ func newCluster(input *Input) *cluster {
 	return c
 }
 
-// isLive reports whether a pod is bound to a node and has not finished.
-func isLive(pod *v1.Pod) bool {
-	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
-}
-
-// live returns the live pod of a UID, or nil.
 func (c *cluster) live(uid types.UID) *v1.Pod {
-	if pod := c.byUID[uid]; pod != nil && isLive(pod) {
+	if pod := c.byUID[uid]; pod != nil && plan.IsLive(pod) {
 		return pod
 	}
 	return nil
@@ -130,7 +111,6 @@ func (c *cluster) holder(addr netip.Addr, key galaxy.Key, attributes galaxy.Attr
 	return nil, false
 }
 
-// isPending reports whether the pod of a record waits to be bound.
 func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 	pod := c.byUID[attributes.PodUID]
 	if pod == nil {

@@ -1,5 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package galaxyimport plans the move of a cluster's addresses from Galaxy to Berth: the
+// IPPools, IPClaims and FloatingIPs to create, and the objects that are left out, with
+// reasons. It does no I/O.
+//
+// Its first rule: an address that a live pod uses through Galaxy is recorded for that
+// pod, so that Berth gives it to no other pod. A live pod is bound to a node and has not
+// finished. It is found by the UID in Galaxy's record. If the record is missing or names
+// another pod, it is found by the annotation that Galaxy wrote when it bound the pod.
+//
+// # Import of a Galaxy FloatingIP
+//
+//	label "reserved"                  reserved
+//	a live pod has it                 held by the pod, for the pod's workload or claim
+//	key with a pool                   retained for the claim, policy Never
+//	no pod, policy immutable or never retained for the workload of the key
+//	... never, and no such workload   retained for a workload of that name, as Galaxy does
+//	... immutable, no such workload   not imported: Galaxy frees it, or failed to
+//	no pod, policy pod-delete         not imported: Galaxy frees it
+//
+// Galaxy's pools have no namespace, Berth's claims do: a Galaxy pool that several
+// namespaces use becomes a claim in each of them.
 package galaxyimport
 
 import (
@@ -23,10 +44,10 @@ import (
 // The label and annotation of imported objects.
 const (
 	// LabelImportedFrom has the value "galaxy".
-	LabelImportedFrom = v1alpha1.GroupName + "/imported-from"
-	ImportedFrom      = "galaxy"
+	labelImportedFrom = v1alpha1.GroupName + "/imported-from"
+	importedFrom      = "galaxy"
 	// AnnotationKey has Galaxy's key of the address, on a FloatingIP.
-	AnnotationKey = v1alpha1.GroupName + "/galaxy-key"
+	annotationKey = v1alpha1.GroupName + "/galaxy-key"
 )
 
 // NilUID is the UID of an owner that does not exist yet: a claim that will be created, or
@@ -81,25 +102,12 @@ type Workload struct {
 	Controller *metav1.OwnerReference
 }
 
-// The types of package plan.
+// The types of package plan. In an import, Update means that the object exists without a live pod, and a live pod has the
+// address from Galaxy; Stale that Galaxy itself would free the address, or should have; Skip that it cannot be imported.
 type (
-	Action = plan.Action
+	action = plan.Action
 	Item   = plan.Item
 	Plan   = plan.Plan
-)
-
-// The actions, with their meaning in an import.
-const (
-	Create = plan.Create
-	// Update: it exists without a live pod, and a live pod has the address from Galaxy.
-	Update   = plan.Update
-	Same     = plan.Same
-	Differs  = plan.Differs
-	Conflict = plan.Conflict
-	// Stale: Galaxy itself would free the address, or should have.
-	Stale = plan.Stale
-	// Skip: it cannot be imported.
-	Skip = plan.Skip
 )
 
 // Make returns the plan for an input. It does not modify the input. It returns an error if
@@ -109,14 +117,8 @@ func Make(input *Input) (*Plan, error) {
 		input:          input,
 		cluster:        newCluster(input),
 		claims:         map[types.NamespacedName]*claim{},
-		existingIPs:    map[string]*v1alpha1.FloatingIP{},
-		existingClaims: map[types.NamespacedName]*v1alpha1.IPClaim{},
-	}
-	for _, ip := range input.ExistingIPs {
-		p.existingIPs[ip.Name] = ip
-	}
-	for _, claim := range input.ExistingClaims {
-		p.existingClaims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
+		existingIPs:    plan.Index(input.ExistingIPs, (*v1alpha1.FloatingIP).GetName),
+		existingClaims: plan.Index(input.ExistingClaims, plan.KeyOf),
 	}
 	poolItems, err := p.planPools()
 	if err != nil {
@@ -130,7 +132,6 @@ func Make(input *Input) (*Plan, error) {
 	return &p.plan, nil
 }
 
-// planner makes one plan.
 type planner struct {
 	input          *Input
 	cluster        *cluster
@@ -162,7 +163,7 @@ func (p *planner) planIPs() []Item {
 		record := &p.input.IPs[i]
 		addr, err := record.Addr()
 		if err != nil {
-			items = append(items, Item{Action: Skip, Kind: kindIP, Name: record.Name, Note: err.Error()})
+			items = append(items, Item{Action: plan.Skip, Kind: kindIP, Name: record.Name, Note: err.Error()})
 			continue
 		}
 		if known[addr] {
@@ -189,7 +190,6 @@ func (p *planner) planIPs() []Item {
 	return items
 }
 
-// maxIndex is the CRD's limit.
 const maxIndex = 7
 
 // indexOf returns the index of an address among its pod's addresses: its position in
@@ -209,41 +209,37 @@ func (p *planner) indexOf(addr netip.Addr, ip *v1alpha1.FloatingIP, key string, 
 	return min(order[key]-1, maxIndex)
 }
 
-// planAddress decides about one address. record is nil if Galaxy has none.
 func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	item := Item{Kind: kindIP, Name: v1alpha1.NameOf(addr)}
 	ip := p.newIP(addr, record)
-	d := p.decide(addr, record, ip)
-	item.Action, item.Note = d.action, strings.Join(d.notes, "; ")
-	if d.action != Create {
+	if item.Action, item.Note = p.decide(addr, record, ip); item.Action != plan.Create {
 		return item
 	}
 	if ip.Spec.Pool == "" {
-		item.Note = join(item.Note, "outside of every pool")
+		item.Note = plan.Join(item.Note, "outside of every pool")
 	}
 	item.IP = ip
 	if existing := p.existingIPs[ip.Name]; existing != nil {
 		action, note := p.compare(ip, existing, record != nil)
-		item.Action, item.Note = action, join(note, item.Note)
-		if action == Update {
+		item.Action, item.Note = action, plan.Join(note, item.Note)
+		if action == plan.Update {
 			item.Seen = existing
 		}
 	}
 	return item
 }
 
-// newIP returns the object of an address with the fields that do not depend on its owner.
 func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.FloatingIP {
 	ip := &v1alpha1.FloatingIP{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindIP},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:   v1alpha1.NameOf(addr),
-			Labels: map[string]string{LabelImportedFrom: ImportedFrom},
+			Labels: map[string]string{labelImportedFrom: importedFrom},
 		},
 		Spec: v1alpha1.FloatingIPSpec{Address: addr.String()},
 	}
 	if record != nil {
-		ip.Annotations = map[string]string{AnnotationKey: record.Spec.Key}
+		ip.Annotations = map[string]string{annotationKey: record.Spec.Key}
 		if since := record.Since(); !since.IsZero() {
 			ip.Spec.Since = &metav1.Time{Time: since.UTC()}
 		}
@@ -256,18 +252,7 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	return ip
 }
 
-// decision is an action for an address (Create, Conflict, Stale or Skip) with notes.
-type decision struct {
-	action Action
-	notes  []string
-}
-
-func decided(action Action, notes ...string) decision {
-	return decision{action, slices.DeleteFunc(notes, func(note string) bool { return note == "" })}
-}
-
-// decide decides about an address, and fills in its owner and pod.
-func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) decision {
+func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) (action, string) {
 	if record == nil {
 		users := p.cluster.byAddress[addr]
 		if len(users) > 1 {
@@ -277,7 +262,7 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 	}
 	if record.Reserved() {
 		ip.Spec.Reserved, ip.Spec.Network = true, nil
-		return decided(Create, p.rivals(addr, nil))
+		return plan.Create, plan.Join(p.rivals(addr, nil))
 	}
 	key, keyErr := galaxy.ParseKey(record.Spec.Key)
 	attributes, err := record.Attributes()
@@ -302,9 +287,9 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 	case keyErr != nil:
 		return p.orphan(ip, keyErr.Error())
 	case p.cluster.isPending(key, attributes) && record.Spec.Policy == galaxy.PolicyPodDeleted:
-		return decided(Skip, "its pod is not bound to a node yet: run this again when it is", attributeNote)
+		return plan.Skip, plan.Join("its pod is not bound to a node yet: run this again when it is", attributeNote)
 	case record.Spec.Policy == galaxy.PolicyPodDeleted:
-		return decided(Stale, "its pod is gone, Galaxy frees it", attributeNote)
+		return plan.Stale, plan.Join("its pod is gone, Galaxy frees it", attributeNote)
 	case record.Spec.Policy != galaxy.PolicyImmutable && record.Spec.Policy != galaxy.PolicyNever:
 		return p.orphan(ip, fmt.Sprintf("policy %d is not known", record.Spec.Policy))
 	case key.Pool != "":
@@ -329,16 +314,15 @@ const decideYourself = "find the pod that the node routes it to, then correct Ga
 
 // contested decides about an address if a pod's annotation contradicts Galaxy's record or
 // another pod. The annotation alone proves nothing, because the pod's author can write it.
-func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) decision {
+func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) (action, string) {
 	reason += ": " + decideYourself
 	if p.input.Options.ReserveOrphans {
 		ip.Spec.Reserved, ip.Spec.Network = true, nil
-		return decided(Create, append([]string{"reserved: " + reason}, notes...)...)
+		return plan.Create, plan.Join(append([]string{"reserved: " + reason}, notes...)...)
 	}
-	return decided(Conflict, append([]string{reason}, notes...)...)
+	return plan.Conflict, plan.Join(append([]string{reason}, notes...)...)
 }
 
-// held is Galaxy's record of a live pod's address.
 type held struct {
 	key    galaxy.Key
 	policy galaxy.Policy
@@ -346,7 +330,7 @@ type held struct {
 
 // hold records an address for the live pod that uses it, by Galaxy's record or, without a
 // record, by the pod's annotations.
-func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) decision {
+func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) (action, string) {
 	pool := pod.Annotations[galaxy.AnnotationPool]
 	policy := galaxy.PolicyNamed(pod.Annotations[galaxy.AnnotationReleasePolicy])
 	if by != nil {
@@ -368,10 +352,9 @@ func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...
 	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}
 	ip.Spec.Node = pod.Spec.NodeName
 	ip.Spec.ExternallyAssigned = p.input.Options.ExternalAssigner
-	return decided(Create, notes...)
+	return plan.Create, plan.Join(notes...)
 }
 
-// rivals returns a note about other live pods with the address in their annotation, or "".
 func (p *planner) rivals(addr netip.Addr, besides *v1.Pod) string {
 	var others []*v1.Pod
 	for _, pod := range p.cluster.byAddress[addr] {
@@ -394,27 +377,20 @@ func podNames(pods []*v1.Pod) string {
 }
 
 func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.ReleasePolicy {
-	switch policy {
-	case galaxy.PolicyPodDeleted:
-		return v1alpha1.ReleasePodDeleted
-	case galaxy.PolicyImmutable:
-		return v1alpha1.ReleaseRetain
-	case galaxy.PolicyNever:
-		return v1alpha1.ReleaseNever
-	}
-	return otherwise
+	return cmp.Or(map[galaxy.Policy]v1alpha1.ReleasePolicy{
+		galaxy.PolicyPodDeleted: v1alpha1.ReleasePodDeleted, galaxy.PolicyImmutable: v1alpha1.ReleaseRetain, galaxy.PolicyNever: v1alpha1.ReleaseNever,
+	}[policy], otherwise)
 }
 
-// orphan decides about an address that Galaxy retains for an unknown owner.
-func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) decision {
+func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) (action, string) {
 	if !p.input.Options.ReserveOrphans {
-		return decided(Skip, reason)
+		return plan.Skip, plan.Join(reason)
 	}
 	ip.Spec.Reserved, ip.Spec.Network = true, nil
-	return decided(Create, "reserved: "+reason)
+	return plan.Create, plan.Join("reserved: " + reason)
 }
 
-func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) decision {
+func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) (action, string) {
 	if err := galaxy.CheckClaimName(key.Pool); err != nil {
 		return p.orphan(ip, "Galaxy's pool "+err.Error())
 	}
@@ -427,10 +403,10 @@ func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes 
 	}
 	p.giveToClaim(ip, namespace, key.Pool)
 	ip.Spec.LastPod = key.Pod
-	return decided(Create, notes...)
+	return plan.Create, plan.Join(notes...)
 }
 
-func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) decision {
+func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) (action, string) {
 	owner, found, err := p.cluster.ownerNamed(key, attributes.NodeName)
 	if err != nil {
 		return p.orphan(ip, err.Error())
@@ -441,24 +417,24 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 			if p.input.Options.ReserveOrphans {
 				return p.orphan(ip, gone)
 			}
-			return decided(Stale, gone+" any longer: Galaxy frees it, or failed to")
+			return plan.Stale, plan.Join(gone + " any longer: Galaxy frees it, or failed to")
 		}
 		notes = append(notes, gone+" now: kept for one of that name")
 	}
 	ip.Spec.Owner = &owner
 	ip.Spec.ReleasePolicy = policyOf(policy, "")
 	ip.Spec.LastPod = key.Pod
-	return decided(Create, notes...)
+	return plan.Create, plan.Join(notes...)
 }
 
 // compare compares the existing object of an address with the wanted one. recorded says
 // that Galaxy has a record of the address.
-func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (Action, string) {
+func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (action, string) {
 	if wanted.Spec.Reserved || existing.Spec.Reserved {
 		if wanted.Spec.Reserved == existing.Spec.Reserved {
-			return Same, ""
+			return plan.Same, ""
 		}
-		return Conflict, fmt.Sprintf("reserved is %t in Berth, %t in Galaxy", existing.Spec.Reserved, wanted.Spec.Reserved)
+		return plan.Conflict, fmt.Sprintf("reserved is %t in Berth, %t in Galaxy", existing.Spec.Reserved, wanted.Spec.Reserved)
 	}
 	sameOwner := existing.Spec.Owner != nil && ownerName(existing.Spec.Owner) == ownerName(wanted.Spec.Owner)
 	var holder *v1.Pod
@@ -466,17 +442,17 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 		holder = p.cluster.live(pod.UID)
 	}
 	if pod := wanted.Spec.Pod; pod != nil && (existing.Spec.Pod == nil || existing.Spec.Pod.UID != pod.UID) {
-		untouched := recorded && existing.Labels[LabelImportedFrom] == ImportedFrom && existing.Generation == 1
+		untouched := recorded && existing.Labels[labelImportedFrom] == importedFrom && existing.Generation == 1
 		coolsDown := existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil
 		switch {
 		case holder != nil:
-			return Conflict, fmt.Sprintf("in Berth, pod %s/%s has it", holder.Namespace, holder.Name)
+			return plan.Conflict, fmt.Sprintf("in Berth, pod %s/%s has it", holder.Namespace, holder.Name)
 		case sameOwner || untouched || coolsDown:
-			return Update, "a pod got it from Galaxy since"
+			return plan.Update, "a pod got it from Galaxy since"
 		}
 	}
 	if !sameOwner {
-		return Conflict, "in Berth, it belongs to " + ownerText(existing)
+		return plan.Conflict, "in Berth, it belongs to " + ownerText(existing)
 	}
 	var fields []string
 	if podUID(wanted) != podUID(existing) {
@@ -489,9 +465,9 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 		fields = append(fields, "owner.uid")
 	}
 	if len(fields) == 0 {
-		return Same, ""
+		return plan.Same, ""
 	}
-	return Differs, "in " + strings.Join(fields, ", ")
+	return plan.Differs, "in " + strings.Join(fields, ", ")
 }
 
 func podUID(ip *v1alpha1.FloatingIP) types.UID {
@@ -501,35 +477,24 @@ func podUID(ip *v1alpha1.FloatingIP) types.UID {
 	return ip.Spec.Pod.UID
 }
 
-// ownerName returns the owner without UIDs and API version.
 func ownerName(owner *v1alpha1.Owner) v1alpha1.Owner {
 	name := *owner
 	name.UID, name.NamespaceUID = "", ""
-	group, _, isGroup := strings.Cut(owner.APIVersion, "/")
-	if !isGroup {
-		group = ""
-	}
-	name.APIVersion = group
+	name.APIVersion = schema.FromAPIVersionAndKind(owner.APIVersion, "").Group
 	return name
 }
 
 func ownerText(ip *v1alpha1.FloatingIP) string {
 	owner := ip.Spec.Owner
-	if owner == nil {
-		if ip.Spec.ReleasedAt != nil {
-			return "nobody: it cools down"
-		}
+	switch {
+	case owner == nil && ip.Spec.ReleasedAt != nil:
+		return "nobody: it cools down"
+	case owner == nil:
 		return "nobody"
+	case owner.PodName != "" && owner.PodName != owner.Name:
+		return owner.Text() + ", pod " + owner.PodName
 	}
-	text := fmt.Sprintf("%s %s/%s", owner.Kind, owner.Namespace, owner.Name)
-	if owner.PodName != "" && owner.PodName != owner.Name {
-		text += ", pod " + owner.PodName
-	}
-	return text
-}
-
-func join(notes ...string) string {
-	return strings.Join(slices.DeleteFunc(notes, func(note string) bool { return note == "" }), "; ")
+	return owner.Text()
 }
 
 const (

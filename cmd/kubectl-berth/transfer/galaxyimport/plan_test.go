@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -409,7 +410,7 @@ func TestExistingAddress(t *testing.T) {
 		return func(ip *v1alpha1.FloatingIP) { ip.Spec.Pod = &v1alpha1.PodReference{Name: "some", UID: uid} }
 	}
 	imported := func(ip *v1alpha1.FloatingIP) {
-		ip.Labels, ip.Generation = map[string]string{LabelImportedFrom: ImportedFrom}, 1
+		ip.Labels, ip.Generation = map[string]string{labelImportedFrom: importedFrom}, 1
 	}
 	cooling := func(ip *v1alpha1.FloatingIP) { ip.Spec.ReleasedAt = &metav1.Time{Time: time.Unix(1, 0)} }
 	taken := func(ip *v1alpha1.FloatingIP) { ip.Spec.Reserved = true }
@@ -461,7 +462,7 @@ func TestExistingAddress(t *testing.T) {
 				if got != c.want {
 					t.Errorf("got %q, want %q", got, c.want)
 				}
-				if (item.Action == Update) != (item.Seen == in.ExistingIPs[0]) {
+				if (item.Action == plan.Update) != (item.Seen == in.ExistingIPs[0]) {
 					t.Errorf("%s with Seen = %v", item.Action, item.Seen)
 				}
 			})

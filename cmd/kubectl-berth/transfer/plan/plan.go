@@ -6,7 +6,15 @@
 package plan
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -85,12 +93,84 @@ func (p *Plan) Undecided() int {
 	return n
 }
 
-// Writes reports whether the plan creates or updates any object.
-func (p *Plan) Writes() bool {
+// ToWrite returns the items of a kind that are created or updated.
+func (p *Plan) ToWrite(kind string) (items []*Item) {
 	for i := range p.Items {
-		if action := p.Items[i].Action; action == Create || action == Update {
-			return true
+		if item := &p.Items[i]; item.Kind == kind && (item.Action == Create || item.Action == Update) {
+			items = append(items, item)
 		}
 	}
-	return false
+	return items
+}
+
+// Object returns the fields of the desired object; of one to update as it was read, with the new holder: its UID and
+// resource version make the API server refuse the update if the object has changed since.
+func (i *Item) Object() (*unstructured.Unstructured, error) {
+	var object any
+	switch {
+	case i.Pool != nil:
+		object = i.Pool
+	case i.Claim != nil:
+		object = i.Claim
+	case i.Other != nil:
+		object = i.Other
+	case i.Action == Update:
+		ip := i.Seen.DeepCopy()
+		ip.TypeMeta, ip.Spec = i.IP.TypeMeta, i.IP.Spec
+		for name, value := range i.IP.Annotations {
+			metav1.SetMetaDataAnnotation(&ip.ObjectMeta, name, value)
+		}
+		object = ip
+	default:
+		object = i.IP
+	}
+	return Fields(object)
+}
+
+// Fields returns the fields of an object that somebody writes.
+func Fields(object any) (*unstructured.Unstructured, error) {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return nil, fmt.Errorf("encode an object: %w", err)
+	}
+	delete(fields, "status")
+	unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
+	return &unstructured.Unstructured{Object: fields}, nil
+}
+
+// FullName returns namespace and name.
+func (i *Item) FullName() string {
+	if i.Namespace == "" {
+		return i.Name
+	}
+	return i.Namespace + "/" + i.Name
+}
+
+// Join joins notes; empty ones are left out.
+func Join(notes ...string) string {
+	return strings.Join(slices.DeleteFunc(notes, func(note string) bool { return note == "" }), "; ")
+}
+
+// IsLive reports whether a pod is bound to a node and has not finished.
+func IsLive(pod *v1.Pod) bool {
+	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
+}
+
+// Index returns objects by their keys.
+func Index[T any, K comparable](all []T, key func(T) K) map[K]T {
+	index := make(map[K]T, len(all))
+	for _, object := range all {
+		index[key(object)] = object
+	}
+	return index
+}
+
+// KeyOf returns namespace and name of an object.
+func KeyOf[T metav1.Object](object T) types.NamespacedName {
+	return types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}
+}
+
+// Writes reports whether the plan creates or updates any object.
+func (p *Plan) Writes() bool {
+	return slices.ContainsFunc(p.Items, func(item Item) bool { return item.Action == Create || item.Action == Update })
 }

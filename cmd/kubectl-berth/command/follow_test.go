@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package command
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func TestFollow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var from, seen []string
-	err := Follow(ctx, "3", func(options metav1.ListOptions) (watch.Interface, error) {
+	err := follow(ctx, "3", func(options metav1.ListOptions) (watch.Interface, error) {
 		from = append(from, options.ResourceVersion)
 		events := watches[len(from)-1]
 		fake := watch.NewFakeWithChanSize(len(events), false)
@@ -51,7 +51,7 @@ func TestFollow(t *testing.T) {
 
 // An error that is not about age ends the watch.
 func TestFollowEnds(t *testing.T) {
-	err := Follow(t.Context(), "3", func(metav1.ListOptions) (watch.Interface, error) {
+	err := follow(t.Context(), "3", func(metav1.ListOptions) (watch.Interface, error) {
 		fake := watch.NewFakeWithChanSize(1, false)
 		fake.Action(watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: "no"})
 		fake.Stop()

@@ -36,18 +36,6 @@ func Wiring(c *inquiry.InspectedContainer) (ok bool, text string) {
 // added is the phase of a container whose network is complete.
 const added = "added"
 
-// Has says whether a container has an address.
-func Has(c *inquiry.InspectedContainer, addr netip.Addr) bool {
-	for _, i := range c.Interfaces {
-		for _, ip := range i.FloatingIPs {
-			if ip.Address == addr {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // Wire finds out which MACs answer for addresses of a node.
 type Wire struct {
 	Agents Agents
@@ -74,16 +62,10 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 	if err != nil {
 		return nil, err
 	}
-	expected := map[netip.Addr][]string{}
-	for _, c := range carried.Addresses {
-		expected[c.Address] = c.MACs
-	}
 	var asked []Answer
-	for _, address := range addresses {
-		// One that is none is nobody's.
-		addr, _ := netip.ParseAddr(address)
-		if macs := expected[addr]; len(macs) > 0 {
-			asked = append(asked, Answer{Address: address, Node: carrier.Spec.NodeName, Expected: macs, addr: addr})
+	for _, c := range carried.Addresses {
+		if address := c.Address.String(); len(c.MACs) > 0 && slices.Contains(addresses, address) {
+			asked = append(asked, Answer{Address: address, Node: carrier.Spec.NodeName, Expected: c.MACs, addr: c.Address})
 		}
 	}
 	if len(asked) == 0 {
@@ -93,15 +75,11 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 		return nil, fmt.Errorf("no other node can ask who answers for the addresses of node %s", carrier.Spec.NodeName)
 	}
 	var errs []error
-	for i, other := range others {
-		if i == mostTried {
-			break
+	for _, other := range others[:min(mostTried, len(others))] {
+		if err = w.from(ctx, other, vlan, asked); err == nil {
+			return asked, nil
 		}
-		if err := w.from(ctx, other, vlan, asked); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		return asked, nil
+		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
 }
@@ -109,7 +87,6 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 // mostTried is the number of nodes that are tried: a node may have no link to a VLAN.
 const mostTried = 5
 
-// from adds to answers what an agent hears.
 func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, answers []Answer) error {
 	for chunk := range slices.Chunk(answers, inquiry.MostAddresses) {
 		q := inquiry.WitnessQuestion{VLAN: int(vlan)}
@@ -130,14 +107,15 @@ func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, answers []An
 // Judge compares the MACs that answered with the expected ones. code is empty if all is well.
 func (a *Answer) Judge() (code audit.Code, text string) {
 	foreign := slices.DeleteFunc(slices.Clone(a.MACs), func(mac string) bool { return slices.Contains(a.Expected, mac) })
-	should := strings.Join(a.Expected, " or ")
+	should := fmt.Sprintf("answers for %s, asked by node %s: node %s should, with MAC %s", a.Address, a.AskedNode, a.Node, strings.Join(a.Expected, " or "))
+	macs := strings.Join(foreign, " and ")
 	switch {
 	case len(a.MACs) == 0:
-		return audit.NoAnswer, fmt.Sprintf("nobody answers for %s, asked by node %s: node %s should, with MAC %s", a.Address, a.AskedNode, a.Node, should)
+		return audit.NoAnswer, "nobody " + should
 	case len(foreign) == 0:
 		return "", ""
 	case len(foreign) == len(a.MACs):
-		return audit.OtherMAC, fmt.Sprintf("%s answers for %s, asked by node %s: node %s should, with MAC %s", strings.Join(foreign, " and "), a.Address, a.AskedNode, a.Node, should)
+		return audit.OtherMAC, macs + " " + should
 	}
-	return audit.SeveralMACs, fmt.Sprintf("%s answers for %s beside node %s, asked by node %s", strings.Join(foreign, " and "), a.Address, a.Node, a.AskedNode)
+	return audit.SeveralMACs, fmt.Sprintf("%s answers for %s beside node %s, asked by node %s", macs, a.Address, a.Node, a.AskedNode)
 }

@@ -13,38 +13,34 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/agentpod"
-	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-const showLong = `Shows what Berth has on a node: its agent with its version, the floating IPs that pods have there, and
+const long = `Shows what Berth has on a node: its agent with its version, the floating IPs that pods have there, and
 problems, each with the command to go on with.
 
 What only the node knows, such as whether its kernel carries the addresses, the agent is asked for; that needs
 the Role berth-diagnosis of Berth's namespace. Without it the command says so, and shows what the objects tell.`
 
-const showExamples = `  # Is all well on node7?
+const examples = `  # Is all well on node7?
   kubectl berth node node7
 
   # The pods with floating IPs that a drain moves
   kubectl berth node node7 -o jsonpath='{range .addresses[*]}{.pod}{"\n"}{end}'`
 
-// Report is the content of -o json.
-type Report struct {
+type report struct {
 	Name string `json:"name"`
 	// Ready is the status of the Node's condition: True, False or Unknown.
 	Ready string `json:"ready"`
 	// Agent is missing where none runs on the node.
-	Agent *Agent `json:"agent,omitempty"`
+	Agent *agent `json:"agent,omitempty"`
 	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring and the problems.
 	NotAsked  string    `json:"notAsked,omitempty"`
 	Addresses []Address `json:"addresses"`
@@ -58,8 +54,7 @@ type Report struct {
 	asked time.Time
 }
 
-// Agent is the agent of a node.
-type Agent struct {
+type agent struct {
 	Pod   string `json:"pod"`
 	Image string `json:"image"`
 	Ready bool   `json:"ready"`
@@ -86,17 +81,25 @@ type Address struct {
 	object string
 }
 
+// settled is how long a pod may be bound before its node must carry its addresses.
+const settled = time.Minute
+
+// isLate says whether the node must carry the address by now.
+func (a *Address) isLate(now time.Time) bool {
+	return a.Since != nil && now.Sub(a.Since.Time) > settled
+}
+
 // New returns the command node.
 func New() command.Command {
 	return command.Command{
-		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: showLong, Example: showExamples,
+		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: long, Example: examples,
 		Args: command.Exactly(1), Names: "Node", Found: "there is a problem", Programs: true,
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			name, err := call.Object(ctx, &call.Targets[0], "Node")
 			if err != nil {
 				return nil, err
 			}
-			r, err := show(ctx, call, name, call.System, &agentport.Ports{Kube: call.Kube, Namespace: call.System})
+			r, err := show(ctx, call, name)
 			if err != nil {
 				return nil, err
 			}
@@ -106,32 +109,31 @@ func New() command.Command {
 }
 
 // show asks the API server, and the agent where the user may. Blocking.
-func show(ctx context.Context, call *command.Call, name, namespace string, agents Agents) (*Report, error) {
+func show(ctx context.Context, call *command.Call, name string) (*report, error) {
 	of, err := call.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get node %s: %w", name, err)
 	}
-	ips, _, err := cluster.FloatingIPs(ctx, call.Berth, fields.OneTermEqualSelector("spec.node", of.Name).String())
+	ips, _, err := call.FloatingIPs(ctx, "spec.node="+name)
 	if err != nil {
 		return nil, err
 	}
-	pods, err := cluster.PodsOf(ctx, call.Kube, namespace, agentpod.Selector, of.Name)
+	agents, err := call.Programs(ctx, agentpod.Selector, name)
 	if err != nil {
 		return nil, err
 	}
 	r := newReport(of, ips)
-	assignment, err := call.Berth.NodeAssignments.Get(ctx, of.Name, metav1.GetOptions{})
+	assignment, err := call.Berth.NodeAssignments.Get(ctx, name, metav1.GetOptions{})
 	r.addOwn(assignment, err)
 	if err == nil {
 		r.addServices(assignment, time.Now())
 	}
-	if len(pods) == 0 {
-		r.addAgent(nil, namespace)
+	if len(agents) == 0 {
+		r.addAgent(nil, call.System)
 		return r, nil
 	}
-	agent := pods[0]
-	r.addAgent(agent, namespace)
-	in, err := agents.Agent(agent).Inspect(ctx, "", true)
+	r.addAgent(agents[0], call.System)
+	in, err := call.Ports().Agent(agents[0]).Inspect(ctx, "", true)
 	switch {
 	case apierrors.IsForbidden(err):
 		r.NotAsked = failure.Explain(err)
@@ -144,7 +146,7 @@ func show(ctx context.Context, call *command.Call, name, namespace string, agent
 }
 
 // addOwn says whether the node carries its own addresses, as its NodeAssignment says, which it need not have.
-func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
+func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	if !slices.ContainsFunc(r.Addresses, func(a Address) bool { return a.Own }) {
 		return
 	}
@@ -159,8 +161,7 @@ func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 		case err == nil && slices.Contains(assignment.Status.Carried, a.Address):
 			a.Wiring = "the node's own"
 		default:
-			a.Wiring = "not there"
-			if a.Since != nil && time.Since(a.Since.Time) > settled {
+			if a.Wiring = "not there"; a.isLate(time.Now()) {
 				r.Problems.Add("kubectl describe node "+r.Name, "the node does not have %s, which pool %s gives it", a.Address, a.Pool)
 			}
 		}
@@ -168,7 +169,7 @@ func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 }
 
 // addServices adds the addresses of Services that the node is to carry.
-func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
+func (r *report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
 	for i := range assignment.Spec.Addresses {
 		assigned := &assignment.Spec.Addresses[i]
 		if assigned.Use != v1alpha1.UseService {
@@ -176,8 +177,7 @@ func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time)
 		}
 		a := Address{Address: assigned.Address, Since: assigned.Since, Service: true, Wiring: "of a Service"}
 		if !slices.Contains(assignment.Status.Carried, a.Address) {
-			a.Wiring = "not there"
-			if a.Since != nil && now.Sub(a.Since.Time) > settled {
+			if a.Wiring = "not there"; a.isLate(now) {
 				r.Problems.Add("kubectl describe node "+r.Name, "the node does not carry %s for its Service", a.Address)
 			}
 		}
@@ -185,8 +185,8 @@ func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time)
 	}
 }
 
-func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
-	r := &Report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: answer.Problems{}}
+func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *report {
+	r := &report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: answer.Problems{}}
 	for _, condition := range of.Status.Conditions {
 		if condition.Type != v1.NodeReady {
 			continue
@@ -209,13 +209,13 @@ func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
 	return r
 }
 
-func (r *Report) addAgent(pod *v1.Pod, namespace string) {
+func (r *report) addAgent(pod *v1.Pod, namespace string) {
 	if pod == nil {
 		r.Problems.Add(fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", namespace),
 			"no agent runs on node %s: no pod with a floating IP comes there, and nobody looks after the %d addresses that are there", r.Name, len(r.Addresses))
 		return
 	}
-	r.Agent = &Agent{Pod: pod.Name, Ready: agentpod.IsReady(pod), Since: pod.CreationTimestamp}
+	r.Agent = &agent{Pod: pod.Name, Ready: agentpod.IsReady(pod), Since: pod.CreationTimestamp}
 	for i := range pod.Spec.Containers {
 		r.Agent.Image = pod.Spec.Containers[i].Image
 	}
@@ -227,11 +227,7 @@ func (r *Report) addAgent(pod *v1.Pod, namespace string) {
 	}
 }
 
-// settled is how long a pod may be bound before its node must carry its addresses.
-const settled = time.Minute
-
-// addInspection adds what the agent says.
-func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
+func (r *report) addInspection(in *inquiry.Inspection, now time.Time) {
 	if in.NotReady != "" {
 		r.Problems.Add("", "%s", in.NotReady)
 	}
@@ -251,8 +247,7 @@ func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 		if a.Wiring != "" || a.Pod == "" {
 			continue
 		}
-		a.Wiring = "no container"
-		if a.Since != nil && now.Sub(a.Since.Time) > settled {
+		if a.Wiring = "no container"; a.isLate(now) {
 			r.Problems.Add("kubectl berth trace "+a.Address+" --node", "no container of pod %s has %s on the node", a.Pod, a.Address)
 		}
 	}
@@ -281,7 +276,7 @@ func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 }
 
 // addContainer notes how the addresses of a container are wired.
-func (r *Report) addContainer(c *inquiry.InspectedContainer) {
+func (r *report) addContainer(c *inquiry.InspectedContainer) {
 	ok, text := Wiring(c)
 	named := false
 	for _, link := range c.Interfaces {
@@ -304,7 +299,6 @@ func (r *Report) addContainer(c *inquiry.InspectedContainer) {
 	}
 }
 
-// listed is the number of nodes that are named.
 const listed = 10
 
 // segmentText says how many nodes are heard, and which were but are not any more.
@@ -316,22 +310,21 @@ func segmentText(s *inquiry.Segment, now time.Time) string {
 		}
 	}
 	text := fmt.Sprintf("Hears %d other nodes on %s", len(s.Nodes)-len(silent), s.Link)
-	if len(silent) == 0 {
-		return text + "."
+	if n := len(silent); n > 0 {
+		text += ", and not any more " + strings.Join(silent[:min(n, listed)], ", ")
+		if n > listed {
+			text += fmt.Sprintf(" and %d more", n-listed)
+		}
 	}
-	more := ""
-	if n := len(silent) - listed; n > 0 {
-		silent, more = silent[:listed], fmt.Sprintf(" and %d more", n)
-	}
-	return text + ", and not any more " + strings.Join(silent, ", ") + more + "."
+	return text + "."
 }
 
-func (r *Report) answer() *answer.Answer {
+func (r *report) answer() *answer.Answer {
 	table := answer.NewTable("Address", "Pool", "Pod", "Since", "Link", "Wiring")
 	a := &answer.Answer{Table: table, Kind: "NodeReport", Content: r}
 	for _, address := range r.Addresses {
 		table.Add(address.Address, address.Pool, address.Pod, answer.Age(address.Since, time.Now()), address.Link, address.Wiring)
-		a.Names = append(a.Names, answer.FloatingIP(address.object))
+		a.Names = append(a.Names, answer.NameOf("FloatingIP", address.object))
 	}
 	a.Text = func(out io.Writer, paint answer.Paint) {
 		if len(r.Addresses) > 0 {
@@ -346,10 +339,7 @@ func (r *Report) answer() *answer.Answer {
 		if r.NotAsked != "" {
 			fmt.Fprintln(out, paint.Yellow("The agent was not asked: ")+r.NotAsked)
 		}
-		answer.PrintProblems(out, paint, r.Problems, r.Unknown)
-		if len(r.Problems)+len(r.Unknown) == 0 {
-			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d addresses.", len(r.Addresses))))
-		}
+		answer.PrintProblems(out, paint, r.Problems, r.Unknown, fmt.Sprintf("No problem; %d addresses.", len(r.Addresses)))
 	}
 	return a
 }

@@ -7,10 +7,14 @@
 package circulation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,12 +22,12 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -60,8 +64,8 @@ type reserving struct {
 	// all are the pools, and pools what they compile to; nil: not read yet.
 	all   []*v1alpha1.IPPool
 	pools *pools.Snapshot
-	// refused says that some address was left as it is, against the user's wish.
-	refused bool
+	// refused is set when some address was left as it is, against the user's wish.
+	refused error
 }
 
 // NewReserve returns the command reserve.
@@ -94,7 +98,7 @@ func (o *reserving) prepare(call *command.Call) (err error) {
 		return errors.New("--prune is for -f")
 	case len(o.files) > 0:
 		o.reason = netbox.Reason(o.reason)
-		o.entries, err = readTaken(o.files, call.In)
+		o.entries, err = readTaken(call, o.files)
 		return err
 	}
 	o.addrs, err = call.Addresses()
@@ -122,7 +126,6 @@ func NewUnreserve() command.Command {
 // errSome says that some addresses were left as they are; the output says which and why.
 const errSome = answer.FindingsError("Not all addresses: see above.")
 
-// each calls do with each address, and prints the returned text.
 func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Addr) (string, error)) error {
 	for _, addr := range o.addrs {
 		did, err := do(ctx, addr)
@@ -130,7 +133,7 @@ func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Add
 			return err
 		}
 	}
-	return o.outcome()
+	return o.refused
 }
 
 // say prints the outcome for an address or a range. It returns an error that is no refusal.
@@ -138,26 +141,16 @@ func (o *reserving) say(of fmt.Stringer, did string, err error) error {
 	var refused refusal
 	switch {
 	case errors.As(err, &refused):
-		fmt.Fprintf(o.Out, "%s: %s\n", of, refused)
-		o.refused = true
+		did, o.refused = string(refused), errSome
 	case err != nil:
 		return fmt.Errorf("%s: %w", of, err)
 	case o.DryRun:
-		fmt.Fprintf(o.Out, "%s: %s (dry run)\n", of, did)
-	default:
-		fmt.Fprintf(o.Out, "%s: %s\n", of, did)
+		did += " (dry run)"
 	}
+	fmt.Fprintf(o.Out, "%s: %s\n", of, did)
 	return nil
 }
 
-func (o *reserving) outcome() error {
-	if o.refused {
-		return errSome
-	}
-	return nil
-}
-
-// refusal says why an address is left as it is.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -167,7 +160,6 @@ const (
 	errFreed   = refusal("it was freed a moment ago: try again")
 )
 
-// alreadyReserved says that nothing is to be done.
 const alreadyReserved = "is reserved already"
 
 func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error) {
@@ -176,7 +168,12 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	}
 	home, ok := o.pools.Home(addr)
 	if !ok {
-		return o.homeless(ctx, addr)
+		// There may be a record of it.
+		did, err := o.reserved(ctx, addr)
+		if errors.Is(err, errFreed) {
+			err = o.given("not reserved: ", addr)
+		}
+		return did, err
 	}
 	pool := o.pools.Pools()[home].Name
 	ip := &v1alpha1.FloatingIP{
@@ -196,41 +193,32 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	return "reserved in pool " + pool, nil
 }
 
-// homeless refuses an address that no pool gives, unless there is a record of it.
-func (o *reserving) homeless(ctx context.Context, addr netip.Addr) (string, error) {
-	did, err := o.reserved(ctx, addr)
-	if errors.Is(err, errFreed) {
-		err = refusal("not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
-	}
-	return did, err
+// given refuses an address that no pool gives.
+func (o *reserving) given(what string, addr netip.Addr) error {
+	return refusal(what + standing.OfNobody(addr, o.all, o.pools).Because)
 }
 
-func (o *reserving) readPools(ctx context.Context) error {
-	if o.pools != nil {
-		return nil
+func (o *reserving) readPools(ctx context.Context) (err error) {
+	if o.pools == nil {
+		if o.all, err = o.Pools(ctx); err == nil {
+			o.pools = pools.Compile(o.all)
+		}
 	}
-	var err error
-	if o.all, err = cluster.Pools(ctx, o.Berth); err != nil {
-		return err
-	}
-	o.pools = pools.Compile(o.all)
-	return nil
+	return err
 }
 
 // reserved handles an address that exists already: it writes the reason if that is
 // reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
 func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, error) {
-	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
-	if err != nil {
+	ip, err := o.FloatingIP(ctx, addr)
+	switch {
+	case err != nil:
 		return "", err
-	}
-	if ip == nil {
+	case ip == nil:
 		return "", errFreed
-	}
-	if !ip.Spec.Reserved {
+	case !ip.Spec.Reserved:
 		return "", refusal("not reserved: " + freeing.Whose(ip))
-	}
-	if o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason || len(o.files) > 0 {
+	case o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason || len(o.files) > 0:
 		return alreadyReserved, nil
 	}
 	metav1.SetMetaDataAnnotation(&ip.ObjectMeta, v1alpha1.AnnotationReason, o.reason)
@@ -241,7 +229,7 @@ func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, erro
 }
 
 func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, error) {
-	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
+	ip, err := o.FloatingIP(ctx, addr)
 	switch {
 	case err != nil:
 		return "", err
@@ -250,7 +238,7 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 			return "", err
 		}
 		if _, given := o.pools.Home(addr); !given {
-			return "", refusal("is not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
+			return "", o.given("is not reserved: ", addr)
 		}
 		return "is not reserved: nobody has it", nil
 	case !ip.Spec.Reserved:
@@ -274,4 +262,188 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 		return "", errChanged
 	}
 	return "", fmt.Errorf("unreserve: %w", err)
+}
+
+func readTaken(call *command.Call, names []string) ([]netbox.Entry, error) {
+	lists := make([][]byte, len(names))
+	for i, name := range names {
+		var err error
+		if lists[i], err = call.ReadFile(name); err != nil {
+			return nil, fmt.Errorf("read the inventory: %w", err)
+		}
+	}
+	entries, err := netbox.Read(lists...)
+	if err != nil {
+		return nil, fmt.Errorf("read the inventory %s: %w", strings.Join(names, ", "), err)
+	}
+	return entries, nil
+}
+
+type action int
+
+const (
+	toReserve action = iota
+	// toUnreserve: an earlier inventory had it, and the present one lacks it.
+	toUnreserve
+	// toLeave: nothing is to be done, or can be.
+	toLeave
+	// toRefuse: the inventory says that it is taken, but somebody here has it.
+	toRefuse
+)
+
+// move is the action for an address; for a range without any address of a pool.
+type move struct {
+	iprange.Range
+	action action
+	// why nothing is done.
+	why string
+}
+
+// mostOfRanges is the largest number of addresses of pools in ranges of an inventory.
+const mostOfRanges = 1 << 16
+
+// plan decides about the addresses of an inventory. ips has the FloatingIPs of its addresses and, to prune, all that are reserved.
+// reason is that of this inventory's reservations. The moves are in the order of the addresses.
+func plan(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*v1alpha1.FloatingIP, reason string, prune bool) ([]move, error) {
+	taken, isTaken, err := addressesOf(entries, snapshot, ips)
+	if err != nil {
+		return nil, err
+	}
+	moves := make(map[iprange.Range]move, len(taken))
+	add := func(r iprange.Range, action action, why string) { moves[r] = move{r, action, why} }
+	for addr := range taken {
+		action, why := toReserve, ""
+		if ip := ips[addr]; ip != nil && ip.Spec.Reserved {
+			action, why = toLeave, alreadyReserved
+		} else if ip != nil {
+			action, why = toRefuse, "not reserved: "+freeing.Whose(ip)
+		}
+		add(iprange.Single(addr), action, why)
+	}
+	for i := range entries {
+		switch e := &entries[i]; {
+		case e.IsBerths() && !isTaken.Contains(e.First):
+			add(e.Range, toLeave, "not reserved: the inventory has it from Berth")
+		case !e.IsBerths() && !hasAny(e.Range, taken):
+			add(e.Range, toLeave, "not reserved: no pool gives it")
+		}
+	}
+	for addr, ip := range ips {
+		if prune && ip.Spec.Reserved && ip.Annotations[v1alpha1.AnnotationReason] == reason && !isTaken.Contains(addr) {
+			add(iprange.Single(addr), toUnreserve, "")
+		}
+	}
+	return slices.SortedFunc(maps.Values(moves), func(a, b move) int {
+		return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last))
+	}), nil
+}
+
+// addressesOf returns the addresses that the inventory has for others than Berth and that pools give or FloatingIPs
+// have, and all of its addresses for others.
+func addressesOf(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*v1alpha1.FloatingIP) (map[netip.Addr]bool, iprange.Set, error) {
+	taken := map[netip.Addr]bool{}
+	var ranges []iprange.Range
+	left := uint64(mostOfRanges)
+	for i := range entries {
+		e := &entries[i]
+		if e.IsBerths() {
+			continue
+		}
+		ranges = append(ranges, e.Range)
+		if e.First == e.Last {
+			if _, ok := snapshot.Home(e.First); ok {
+				taken[e.First] = true
+			}
+			continue
+		}
+		for _, pool := range snapshot.Pools() {
+			for _, both := range pool.Ranges.Common(e.Range) {
+				if both.Size() > left {
+					return nil, nil, fmt.Errorf("ranges of the inventory have more than %d addresses of pools: take them out of the pools, with spec.exclude", mostOfRanges)
+				}
+				left -= both.Size()
+				for addr := both.First; both.Contains(addr); addr = addr.Next() {
+					taken[addr] = true
+				}
+			}
+		}
+	}
+	all := iprange.SetOf(ranges...)
+	for addr := range ips {
+		if all.Contains(addr) {
+			taken[addr] = true
+		}
+	}
+	return taken, all, nil
+}
+
+func hasAny(r iprange.Range, addrs map[netip.Addr]bool) bool {
+	if r.First == r.Last {
+		return addrs[r.First]
+	}
+	for addr := range addrs {
+		if r.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *reserving) reserveTaken(ctx context.Context) error {
+	if err := o.readPools(ctx); err != nil {
+		return err
+	}
+	ips, err := o.concerned(ctx)
+	if err != nil {
+		return err
+	}
+	moves, err := plan(o.entries, o.pools, ips, o.reason, o.prune)
+	if err != nil {
+		return err
+	}
+	reserved, freed := 0, 0
+	for _, each := range moves {
+		var did string
+		var err error
+		switch each.action {
+		case toReserve:
+			if did, err = o.reserve(ctx, each.First); err == nil && did != alreadyReserved {
+				reserved++
+			}
+		case toUnreserve:
+			if did, err = o.unreserve(ctx, each.First); err == nil {
+				freed++
+				did += ": the inventory lacks it now"
+			}
+		case toRefuse:
+			err = refusal(each.why)
+		case toLeave:
+			fmt.Fprintf(o.Out, "%s: %s\n", each, each.why)
+			continue
+		}
+		if err := o.say(each, did, err); err != nil {
+			return err
+		}
+	}
+	summary := "\n%d reserved, %d put back.\n"
+	if o.DryRun {
+		summary = "\n%d would be reserved, %d put back. Nothing was changed.\n"
+	}
+	fmt.Fprintf(o.Out, summary, reserved, freed)
+	return o.refused
+}
+
+func (o *reserving) concerned(ctx context.Context) (map[netip.Addr]*v1alpha1.FloatingIP, error) {
+	var ranges []iprange.Range
+	for i := range o.entries {
+		ranges = append(ranges, o.entries[i].Range)
+	}
+	all, ips := iprange.SetOf(ranges...), map[netip.Addr]*v1alpha1.FloatingIP{}
+	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
+		if addr := ip.Addr(); all.Contains(addr) || o.prune && ip.Spec.Reserved {
+			ips[addr] = ip.DeepCopy() // a pointer would keep its whole page in memory
+		}
+		return nil
+	})
+	return ips, err
 }

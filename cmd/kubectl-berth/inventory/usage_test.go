@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package usage
+package inventory
 
 import (
 	"fmt"
@@ -27,9 +27,9 @@ func TestTally(t *testing.T) {
 		ip("ads", "web", "n2", "web-0", 5), {Spec: v1alpha1.FloatingIPSpec{Reserved: true}}, {Spec: v1alpha1.FloatingIPSpec{ReleasedAt: &metav1.Time{}, Node: "n2"}},
 	}
 	for by, want := range map[string]string{
-		Nodes:      "n1 1+2 20, n2 2+0 0, ",
-		Namespaces: "shop 2+2 20, ads 1+0 0, ",
-		Owners:     "StatefulSet shop/db 0+2 20, StatefulSet shop/web 2+0 0, StatefulSet ads/web 1+0 0, ",
+		nodes:      "n1 1+2 20, n2 2+0 0, ",
+		namespaces: "shop 2+2 20, ads 1+0 0, ",
+		owners:     "StatefulSet shop/db 0+2 20, StatefulSet shop/web 2+0 0, StatefulSet ads/web 1+0 0, ",
 	} {
 		tally := By(by)
 		for _, each := range all {
