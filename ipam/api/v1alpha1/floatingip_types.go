@@ -448,6 +448,30 @@ type ServiceReference struct {
 	Node string `json:"node,omitempty"`
 }
 
+// EgressBlock is ports of an address from which one node sends packets of pods.
+type EgressBlock struct {
+	// index of the block: its first port is index times the number of its ports. No block begins below port 1024.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=511
+	Index int32 `json:"index"`
+	// node that sends from the block.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+	// withdrawn says that the node is to stop. The block is no other node's before it has.
+	//
+	// +optional
+	Withdrawn bool `json:"withdrawn,omitempty"`
+}
+
+// FirstEgressBlock returns the index of an address's first block, where blocks have so many ports: 128 or more, and a power of two.
+func FirstEgressBlock(ports int32) int32 { return max(1, 1024/ports) }
+
+// EgressBlocks returns how many blocks an address has.
+func EgressBlocks(ports int32) int { return int(65536/ports - FirstEgressBlock(ports)) }
+
 // NodeReference identifies a node.
 type NodeReference struct {
 	// name of the Node.

@@ -99,6 +99,12 @@ type AssignedAddress struct {
 
 // NodeAssignmentStatus has the node's answer.
 type NodeAssignmentStatus struct {
+	// observedGeneration is the generation of the spec that the kernel of the node follows with blocks of ports, for
+	// pods that leave and for answers that it leads to other nodes. Absent: the node never had such a block.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
 	// carried are the addresses of the spec that the node carries. Only its agent writes them.
 	//
 	// +listType=set
