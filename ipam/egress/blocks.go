@@ -30,6 +30,8 @@ type nodes struct {
 	wanting []string
 	// rests returns whether a node had such pods a short while ago.
 	rests func(node string) bool
+	// fits returns whether a node can send from an address.
+	fits func(address, node string) bool
 	// stopped returns whether a node sends nothing from its block of an address, and cannot begin to.
 	stopped func(address, node string) bool
 }
@@ -73,7 +75,7 @@ func (i idle) rests(node string, now time.Time) bool {
 // and its agent says that the kernel follows.
 func hasStopped(assignment *v1alpha1.NodeAssignment, address string) bool {
 	return assignment == nil || assignment.Status.ObservedGeneration >= assignment.Generation &&
-		!slices.ContainsFunc(assignment.Spec.Egress, func(e v1alpha1.AssignedEgress) bool { return e.Address == address })
+		!slices.ContainsFunc(assignment.Spec.Claims, func(c v1alpha1.AssignedClaim) bool { return c.Address == address })
 }
 
 // assign changes the blocks of the addresses of one family, the oldest address first: each node that wants one has one, and keeps
@@ -107,7 +109,7 @@ func assign(all []address, ports int32, n nodes) (lacking []string) {
 		all[i].blocks = slices.DeleteFunc(all[i].blocks, func(b v1alpha1.EgressBlock) bool { return b.Node == "" })
 	}
 	for _, node := range slices.Sorted(slices.Values(n.wanting)) {
-		if !has[node] && !give(all, ports, node) {
+		if !has[node] && !n.give(all, ports, node) {
 			lacking = append(lacking, node)
 		}
 	}
@@ -115,10 +117,10 @@ func assign(all []address, ports int32, n nodes) (lacking []string) {
 }
 
 // give gives a node the first free block of the address that has most of them.
-func give(all []address, ports int32, node string) bool {
+func (n *nodes) give(all []address, ports int32, node string) bool {
 	var most *address
 	for i := range all {
-		if a := &all[i]; !a.closed && len(a.blocks) < v1alpha1.EgressBlocks(ports) && (most == nil || len(a.blocks) < len(most.blocks)) {
+		if a := &all[i]; !a.closed && n.fits(a.name, node) && len(a.blocks) < v1alpha1.EgressBlocks(ports) && (most == nil || len(a.blocks) < len(most.blocks)) {
 			most = a
 		}
 	}

@@ -117,7 +117,7 @@ func (w *world) decide(l *leader) {
 	}
 	wanting := slices.Sorted(maps.Keys(l.view.wanting))
 	l.idle.look(all, wanting, l.left, w.now)
-	assign(all, ports, nodes{wanting, func(node string) bool { return l.idle.rests(node, w.now) }, func(address, node string) bool {
+	assign(all, ports, nodes{wanting, func(node string) bool { return l.idle.rests(node, w.now) }, fitsAll, func(address, node string) bool {
 		return hasStopped(l.view.assignments[node], address)
 	}})
 	for _, a := range all {
@@ -172,7 +172,7 @@ func (w *world) tell(l *leader, node string) {
 	next := &v1alpha1.NodeAssignment{Status: now.Status}
 	next.Generation = now.Generation + 1
 	if has.address != "" {
-		next.Spec.Egress = []v1alpha1.AssignedEgress{{Address: has.address}}
+		next.Spec.Claims = []v1alpha1.AssignedClaim{{Address: has.address}}
 	}
 	w.api.assignments[node], w.api.of[node] = next, has
 }
@@ -351,7 +351,7 @@ var mutations = []struct {
 	{"give a block away before the node stopped", "case n.stopped(b.address, b.Node):", "case true:", 25},
 	{"withdraw and free at once", "		case !b.Withdrawn:\n			b.Withdrawn = true\n", "", 1},
 	{"believe an agent that has not followed", "assignment.Status.ObservedGeneration >= assignment.Generation &&\n		!", "!", 39},
-	{"believe an agent that follows the block", " &&\n		!slices.ContainsFunc(assignment.Spec.Egress, func(e v1alpha1.AssignedEgress) bool { return e.Address == address })", "", 25},
+	{"believe an agent that follows the block", " &&\n		!slices.ContainsFunc(assignment.Spec.Claims, func(c v1alpha1.AssignedClaim) bool { return c.Address == address })", "", 25},
 	{"one index twice", "		if b.Index == index {\n			index++", "		if b.Index == index-1 {\n			index++", 2},
 	{"one block too many", "len(a.blocks) < v1alpha1.EgressBlocks(ports)", "len(a.blocks) <= v1alpha1.EgressBlocks(ports)", 8},
 	{"a block of a closed address", "!a.closed && ", "", 4},
@@ -363,7 +363,7 @@ var mutations = []struct {
 	{"two blocks of a node", "case !has[b.Node] && (", "case (", 1299},
 	{"withdraw from a node with pods", "(slices.Contains(n.wanting, b.Node) || !b.Withdrawn && n.rests(b.Node))", "n.rests(b.Node)", 2},
 	{"the other of two blocks", "sorted.TrueFirst(!x.Withdrawn, !y.Withdrawn)", "sorted.TrueFirst(x.Withdrawn, y.Withdrawn)", 1784},
-	{"give none", "if !has[node] && !give(all, ports, node) {", "if !has[node] {", 2},
+	{"give none", "if !has[node] && !n.give(all, ports, node) {", "if !has[node] {", 2},
 }
 
 // TestMutations runs TestModel with each mutation.
