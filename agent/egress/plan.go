@@ -101,6 +101,8 @@ func claimsOf(assigned []v1alpha1.AssignedClaim, pods []Pod) (all []pool, err er
 				errs = append(errs, fmt.Errorf("egress of IPClaim %s: %w", one.name, err))
 			} else {
 				one.vlan, one.way = read.vlan, read.way
+			}
+			if c.Address != "" {
 				one.way.Ports = egress.Ports{First: uint16(c.FirstPort), Last: uint16(c.FirstPort + c.PortsPerNode - 1)} //nolint:gosec // the API server limits both
 			}
 		}

@@ -402,6 +402,24 @@ func TestBlockFull(t *testing.T) {
 	w.silent(w.pod, outside, false)
 }
 
+// Without even a network, nothing leaves, and everything else goes as ever.
+func TestNoBlock(t *testing.T) {
+	t.Parallel()
+	w := newTopology(t)
+	before := w.state()
+	w.put(w.ways(func(i int, way *Way) {
+		*way = Way{Subnet: netip.MustParsePrefix([]string{"0.0.0.0/32", "::/128"}[i]), Pods: way.Pods}
+	}))
+	w.silent(w.pod, outside, false)
+	w.sees(w.pod, peers, pods)
+	w.sees(w.pod, nodes, primary)
+	w.sees(w.other, outside, primary)
+	w.put(nil)
+	if after := w.state(); after != before {
+		t.Errorf("after all it is\n%s\nwant\n%s", after, before)
+	}
+}
+
 // Two namespaces share the network of one pool, and its number: each has its own address, also where the node's own is another one.
 func TestBlocksOfOneNetwork(t *testing.T) {
 	t.Parallel()

@@ -43,15 +43,20 @@ type routing struct {
 func newRouting(family int, all []Way) (*routing, error) {
 	k := &routing{family: family}
 	for number := range Ways {
-		is := func(w Way) bool { return w.Number == number+1 && rtnl.FamilyOf(w.Subnet.Addr()) == family }
+		// One without a number asks the routes with the first mark, too.
+		is := func(w Way) bool { return max(w.Number, 1) == number+1 && rtnl.FamilyOf(w.Subnet.Addr()) == family }
 		// All lead the same way, of which one may be open.
 		i := slices.IndexFunc(all, func(w Way) bool { return is(w) && w.IsOpen() })
 		if i < 0 {
 			i = slices.IndexFunc(all, is)
 		}
 		if i >= 0 {
-			k.rules = append(k.rules, all[i].rules(family)...)
-			k.routes = append(k.routes, all[i].routes(family)...)
+			way := all[i]
+			if way.Number == 0 {
+				way = Way{Number: 1, Subnet: way.Subnet}
+			}
+			k.rules = append(k.rules, way.rules(family)...)
+			k.routes = append(k.routes, way.routes(family)...)
 		}
 	}
 	rules, err := rtnl.Rules(family)

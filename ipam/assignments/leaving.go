@@ -75,6 +75,7 @@ func (a *Assignments) leaving(node string) (all []v1alpha1.AssignedClaim) {
 func (a *Assignments) claimOn(node string, claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) v1alpha1.AssignedClaim {
 	one := v1alpha1.AssignedClaim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Family: family}
 	for _, ip := range Shared(a.loop, claim, family) {
+		one.Network = cmp.Or(one.Network, ip.Spec.Network)
 		for _, b := range ip.Spec.Egress.Blocks {
 			first := b.Index * ip.Spec.Egress.PortsPerNode
 			if !ip.Spec.Egress.Has(node, first) || b.Node != node || ip.Spec.Network == nil || !a.isLed(node, ip.Spec.Address, first) {

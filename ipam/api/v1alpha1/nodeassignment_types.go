@@ -81,7 +81,7 @@ type AssignedClaim struct {
 	FirstPort int32 `json:"firstPort,omitempty"`
 	// +optional
 	PortsPerNode int32 `json:"portsPerNode,omitempty"`
-	// network of the address, with its gateway. Absent without an address.
+	// network of the address, or else of one that the claim has, with its gateway. Absent: it has none.
 	//
 	// +optional
 	Network *Network `json:"network,omitempty"`

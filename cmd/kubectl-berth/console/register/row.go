@@ -25,6 +25,8 @@ type Row struct {
 	conflict                     bool
 	// service says that a Service has the address: lastPod is its name.
 	service bool
+	// egress says that pods leave by the address of its owner.
+	egress bool
 
 	// lastNode is the node that an address at rest waits for.
 	lastNode id
@@ -72,6 +74,7 @@ func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	if spec.Service != nil {
 		r.service, r.lastPod = true, spec.Service.Name
 	}
+	r.egress = spec.Egress != nil
 	if owner := spec.Owner; owner != nil {
 		r.namespace, r.kind, r.owner = n.use(owner.Namespace), n.use(owner.Kind), n.use(owner.Name)
 	}
@@ -132,6 +135,9 @@ func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
 	}
 	if r.service {
 		ip.Spec.Service, ip.Spec.LastPod = &v1alpha1.ServiceReference{Name: r.lastPod}, ""
+	}
+	if r.egress {
+		ip.Spec.Egress = &v1alpha1.EgressHolder{}
 	}
 	if r.pod != "" {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}
