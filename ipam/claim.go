@@ -34,6 +34,9 @@ func (i *IPAM) claimed(request Request) (Request, error) {
 		}
 	}
 	terms, err := termsOf(claim)
+	if err == nil && claim.Spec.Egress != nil {
+		err = errors.New("spec.egress: pods without floating IPs leave by its addresses; name another one")
+	}
 	if err == nil {
 		request, err = request.under(terms)
 	}

@@ -60,6 +60,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	if service := ip.Spec.Service; service != nil {
 		record.PodName, record.PodUID, record.OfService = service.Name, string(service.UID), true
 	}
+	if ip.Spec.Egress != nil && ip.Spec.Owner != nil {
+		record.PodName, record.PodUID, record.OfService = ip.Spec.Owner.Name, string(ip.Spec.Owner.UID), true
+	}
 	record.Attached, record.Node = ip.Spec.ExternallyAssigned, ip.Spec.Node
 	if last := ip.Spec.LastNode; last != nil {
 		record.LastNode = allocator.NodeReference{Name: last.Name, UID: string(last.UID)}

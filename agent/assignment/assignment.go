@@ -72,6 +72,8 @@ type Options struct {
 	Tell func(event string, problem error)
 	// Answerer is set before Run.
 	Answerer Answerer
+	// Follows, if given, returns whether pods leave from the ports of a NodeAssignment. It blocks for the kernel.
+	Follows func(*v1alpha1.NodeAssignment) bool
 	// Looked, if given, is told that the node may have other addresses than before, or another NodeAssignment. It does not block.
 	Looked func()
 }
@@ -79,7 +81,7 @@ type Options struct {
 // Records asks the API server about FloatingIPs, and notes conflicts there. Methods block for some requests.
 type Records interface {
 	// OwnsAddress returns the record by which this node itself has the address, and ServesAddress the one by which it carries the
-	// address for a Service. Their error is podinfo.ErrNotCarrier where the FloatingIP does not say so.
+	// address for a Service, or for pods that leave by it. Their error is podinfo.ErrNotCarrier where the FloatingIP does not say so.
 	OwnsAddress(ctx context.Context, addr netip.Addr) (podinfo.Record, error)
 	ServesAddress(ctx context.Context, addr netip.Addr) (podinfo.Record, error)
 	// ReportConflict and ClearConflict note whether a host outside of the cluster has an address. The pod is none for an
@@ -236,6 +238,12 @@ func (c *Carrier) look(ctx context.Context) {
 	defer cancel()
 	assignment := c.assignment()
 	status, err := c.carry(ctx, c.wantedOf(assignment))
+	if err == nil && assignment != nil && (assignment.Status.ObservedGeneration > 0 || sharesPorts(assignment)) {
+		status.ObservedGeneration = assignment.Status.ObservedGeneration
+		if c.Follows == nil || c.Follows(assignment) {
+			status.ObservedGeneration = assignment.Generation
+		}
+	}
 	if c.Looked != nil {
 		c.Looked()
 	}
@@ -319,7 +327,10 @@ func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 			if a.Since != nil {
 				s.Since = a.Since.Time
 			}
-			all = append(all, wanted{service{c, s}, addr, int(a.Network.VLAN), gateway})
+			all = append(all, wanted{service{c, s, nil}, addr, int(a.Network.VLAN), gateway})
+		case v1alpha1.UseEgress:
+			s := wire.Service{Address: addr, Subnet: subnet.Masked(), Led: true}
+			all = append(all, wanted{service{c, s, leadOf(assignment, &a, addr)}, addr, int(a.Network.VLAN), gateway})
 		}
 	}
 	return all
@@ -329,6 +340,9 @@ func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 // it does not.
 func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.NodeAssignmentStatus, err error) {
 	left, err := c.removeOthers(ctx, all)
+	if err == nil {
+		err = c.lead(all)
+	}
 	if err != nil {
 		return status, err
 	}
@@ -552,16 +566,20 @@ func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
 
 // report writes the addresses that the node carries, and the ones that it does not, if they changed.
 func (c *Carrier) report(ctx context.Context, seen *v1alpha1.NodeAssignment, status v1alpha1.NodeAssignmentStatus) error {
-	if slices.Equal(seen.Status.Carried, status.Carried) && slices.Equal(seen.Status.Refused, status.Refused) {
+	if slices.Equal(seen.Status.Carried, status.Carried) && slices.Equal(seen.Status.Refused, status.Refused) && seen.Status.ObservedGeneration == status.ObservedGeneration {
 		return nil
 	}
 	// Of nil nothing would be written.
-	return c.patch(ctx, seen, map[string]any{"carried": append([]string{}, status.Carried...), "refused": append([]v1alpha1.RefusedAddress{}, status.Refused...)})
+	parts := map[string]any{"carried": append([]string{}, status.Carried...), "refused": append([]v1alpha1.RefusedAddress{}, status.Refused...)}
+	if status.ObservedGeneration > 0 {
+		parts["observedGeneration"] = status.ObservedGeneration
+	}
+	return c.patch(ctx, seen, parts)
 }
 
-// patch writes lists of the status.
-func (c *Carrier) patch(ctx context.Context, seen *v1alpha1.NodeAssignment, lists map[string]any) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": seen.UID}, "status": lists})
+// patch writes parts of the status.
+func (c *Carrier) patch(ctx context.Context, seen *v1alpha1.NodeAssignment, parts map[string]any) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": seen.UID}, "status": parts})
 	if err != nil {
 		return fmt.Errorf("encode the status of NodeAssignment %s: %w", seen.Name, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/egress"
 	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -56,10 +57,12 @@ func (o own) problem(err error) (event, text string) {
 	return EventNodeAddressNotPut, fmt.Sprintf("The node does not have %s, which its pool gives it: %v", o.Address, err)
 }
 
-// service is an address of a Service, whose packets kube-proxy leads to its pods.
+// service is an address of a Service, whose packets kube-proxy leads to its pods; or with lead one by which pods of several nodes leave.
 type service struct {
 	c *Carrier
 	wire.Service
+
+	lead *egress.Lead
 }
 
 func (s service) String() string             { return s.Address.String() }
@@ -102,11 +105,19 @@ func (s service) found(_ context.Context, other *conflict.Conflict) error {
 	if other == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: %s; take the address from that host, or exclude it from its pool and create the Service anew", errInUse, other)
+	again := "create the Service anew"
+	if s.lead != nil {
+		again = "delete its FloatingIP"
+	}
+	return fmt.Errorf("%w: %s; take the address from that host, or exclude it from its pool and %s", errInUse, other, again)
 }
 
 func (s service) problem(err error) (event, text string) {
-	return EventServiceAddressNotCarried, fmt.Sprintf("The node does not carry %s for its Service: %v", s.Address, err)
+	holder := "Service"
+	if s.lead != nil {
+		holder = "IPClaim"
+	}
+	return EventServiceAddressNotCarried, fmt.Sprintf("The node does not carry %s for its %s: %v", s.Address, holder, err)
 }
 
 // ipvsLink is the link on which kube-proxy in mode ipvs has the addresses of all Services, on every node.
@@ -122,7 +133,7 @@ func (s service) isForeign() error {
 	if err != nil {
 		return err
 	}
-	if ipvs != nil {
+	if ipvs != nil && s.lead == nil {
 		return fmt.Errorf("%w: kube-proxy of this node has the mode ipvs, in which every node answers for the addresses of all Services; run kube-proxy in mode nftables or iptables, or give the Service an address of a pool with mode Routed", wire.ErrServiceLink)
 	}
 	link, err := rtnl.LinkWith(s.Address)

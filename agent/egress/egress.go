@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress has the ordinary pods of a node leave the cluster with an address of the node, as the egress of the pools in its
+// Package egress has the ordinary pods of a node leave the cluster with an address of the node, or from its ports of an IPClaim's, as its
 // NodeAssignment says. It knows the node's pods from ADD on, so a pod's first packet is right; and it follows the labels of
 // namespaces. It gives the node no address: package assignment does, and while the node does not have one, the
 // pods do not leave. While the API server has not told the NodeAssignment and the namespaces since the start, the kernel stays
@@ -36,6 +36,10 @@ import (
 // the pod leaves with. Do: see docs/how-to/egress.md#when-pods-do-not-leave.
 const EventEgressClosed = "EgressClosed"
 
+// EventEgressPortsExhausted (Warning on IPClaim): the pods of a node have as many connections to one destination and port as the node has
+// ports of the claim's address, and can begin no more to it. Do: see docs/how-to/egress.md#one-address-of-a-namespace.
+const EventEgressPortsExhausted = "EgressPortsExhausted"
+
 const (
 	// resync is how often the kernel is compared: another program may change it.
 	resync = time.Minute
@@ -53,7 +57,11 @@ type Options struct {
 	Namespaces cache.SharedIndexInformer
 	// Namespace reads one from the API server.
 	Namespace func(ctx context.Context, name string) (*corev1.Namespace, error)
-	Kernel    Kernel
+	// Sends asks the API server whether the node may send from the ports of an address that begin with first.
+	Sends func(ctx context.Context, addr netip.Addr, first uint16) (bool, error)
+	// Followed is told that the kernel follows another NodeAssignment than before. It does not block.
+	Followed func()
+	Kernel   Kernel
 	// Events and Metrics may be nil.
 	Events  event.Recorder
 	Metrics *Metrics
@@ -63,10 +71,11 @@ type Options struct {
 type Kernel interface {
 	// Link returns the index of the link that has the node's address of a pool, 0 where the node does not have it now.
 	Link(way egress.Way, vlan int) (int, error)
-	// Put, Pods and EndConnections are package cni/egress's, and EndOf is conntrack.EndOf.
+	// Put, Pods, EndConnections and Full are package cni/egress's, and EndOf is conntrack.EndOf.
 	Put(all []egress.Way) error
 	Pods() (map[netip.Addr]string, error)
 	EndConnections(all []egress.Way, pods, former []netip.Addr) error
+	Full(all []egress.Way) ([]int, error)
 	EndOf(addrs []netip.Addr) error
 }
 
@@ -96,6 +105,10 @@ type Egress struct {
 	// put is what the kernel last got, and known says that it is known.
 	put   []pool
 	known bool
+	// follows is the NodeAssignment that the kernel follows, and full has the claims of whose ports too few are free.
+	follows types.UID
+	at      int64
+	full    map[string]bool
 }
 
 // New returns an Egress that is idle until Run.
@@ -145,6 +158,9 @@ func (e *Egress) Run(ctx context.Context, pods Pods) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
+			if err := e.countPorts(); err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot count the ports by which pods leave")
+			}
 			continue
 		case <-e.soon:
 		}
@@ -180,10 +196,33 @@ func (e *Egress) Attach(ctx context.Context, pod Pod) error {
 	if err := e.readNamespace(ctx, pod.Namespace); err != nil {
 		return err
 	}
+	for until := time.Now().Add(patience); ; {
+		closed, err := e.attach(ctx, pod)
+		if err != nil {
+			return err
+		}
+		// The node gets ports with its first pod of the namespace.
+		waits := slices.ContainsFunc(closed, func(p pool) bool { return p.claim != nil }) && time.Now().Before(until)
+		if !waits {
+			for _, p := range closed {
+				e.tellClosed(pod, p)
+			}
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(settle):
+		}
+	}
+}
+
+// attach has the packets of a pod leave, and returns the pools or claims by which they cannot.
+func (e *Egress) attach(ctx context.Context, pod Pod) (closed []pool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.syncLocked(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range e.put {
 		for _, addr := range pod.Addresses {
@@ -191,14 +230,14 @@ func (e *Egress) Attach(ctx context.Context, pod Pod) error {
 				continue
 			}
 			if err := e.Kernel.EndOf([]netip.Addr{addr}); err != nil {
-				return err
+				return nil, err
 			}
 			if !p.way.IsOpen() {
-				e.tellClosed(pod, p)
+				closed = append(closed, p)
 			}
 		}
 	}
-	return nil
+	return closed, nil
 }
 
 // note remembers the pod of an ADD, and returns true where no pool has an egress here.
@@ -207,7 +246,7 @@ func (e *Egress) note(pod Pod) (idle bool) {
 	defer e.mu.Unlock()
 	e.adding[pod.ID] = pod
 	assignment, _ := e.Assignment()
-	return e.known && len(e.put) == 0 && (assignment == nil || len(assignment.Spec.Egress) == 0)
+	return e.known && len(e.put) == 0 && (assignment == nil || len(assignment.Spec.Egress)+len(assignment.Spec.Claims) == 0)
 }
 
 // Attached says that the ADD of a container is complete: OrdinaryPods lists it.
@@ -227,9 +266,18 @@ func (e *Egress) tellClosed(pod Pod, p pool) {
 	if e.Events == nil {
 		return
 	}
-	why := fmt.Sprintf("its node does not have its address of IPPool %s; kubectl describe node says why", p.name)
-	if p.way.Number == 0 {
-		why = fmt.Sprintf("its node has the egress of %d other IPPools of the family, and can have no more: it is for IPPool %s", egress.Ways, p.name)
+	of := "IPPool"
+	if p.claim != nil {
+		of = "IPClaim"
+	}
+	why := fmt.Sprintf("its node does not have its address of %s %s; kubectl describe node says why", of, p.name)
+	switch {
+	case p.claim != nil && p.way.Address.IsValid() && p.way.Number > 0:
+		why = fmt.Sprintf("its node does not have its own address of the pool of IPClaim %s; kubectl describe node says why", p.name)
+	case p.claim != nil && !p.way.Address.IsValid():
+		why = fmt.Sprintf("its node has no ports of an address of IPClaim %s; kubectl describe ipclaim says why", p.name)
+	case p.way.Number == 0:
+		why = fmt.Sprintf("its node has the egress of %d other networks of the family, and can have no more: it is for %s %s", egress.Ways, of, p.name)
 	}
 	regarding := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}}
 	event.Warning(EventEgressClosed, "The pod cannot reach what is outside the cluster: "+why).Record(e.Events, regarding, nil, "Leave")
@@ -281,11 +329,16 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	if !known {
 		return errNotKnown
 	}
-	var assigned []v1alpha1.AssignedEgress
-	if assignment != nil {
-		assigned = assignment.Spec.Egress
+	pods := e.pods.OrdinaryPods()
+	for _, id := range slices.Sorted(maps.Keys(e.adding)) {
+		pods = append(pods, e.adding[id])
 	}
-	wanted, unreadable := poolsOf(assigned, e.put)
+	if assignment == nil {
+		assignment = &v1alpha1.NodeAssignment{}
+	}
+	claims, unreadable := claimsOf(assignment.Spec.Claims, pods)
+	wanted, err := poolsOf(assignment.Spec.Egress, e.put, claims...)
+	unreadable = errors.Join(unreadable, err)
 	before, err := e.leaving()
 	if err != nil {
 		return err
@@ -293,11 +346,11 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	if len(wanted) == 0 && len(before) == 0 && e.known && len(e.put) == 0 {
 		clear(e.read)
 		e.Metrics.set(nil, nil)
+		e.follow(assignment)
 		return unreadable
 	}
-	pods := e.pods.OrdinaryPods()
-	for _, id := range slices.Sorted(maps.Keys(e.adding)) {
-		pods = append(pods, e.adding[id])
+	if err := e.askFor(ctx, wanted); err != nil {
+		return err
 	}
 	wanted = choose(wanted, pods, e.labelsOf)
 	var ways []egress.Way
@@ -330,7 +383,81 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 		}
 		return false
 	})
-	return errors.Join(append(errs, e.Kernel.EndConnections(ways, changed, formerly), unreadable)...)
+	if err := e.Kernel.EndConnections(ways, changed, formerly); err != nil {
+		return errors.Join(append(errs, err, unreadable)...)
+	}
+	e.follow(assignment)
+	return errors.Join(append(errs, unreadable)...)
+}
+
+// askFor takes the ports from claims from which the node does not send yet, and may not begin to by the record: the NodeAssignment may be
+// older.
+func (e *Egress) askFor(ctx context.Context, wanted []pool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for i := range wanted {
+		w := &wanted[i]
+		if w.claim == nil || !w.way.Address.IsValid() || slices.ContainsFunc(e.put, func(p pool) bool { return p.name == w.name && p.way.String() == w.way.String() }) {
+			continue
+		}
+		sends, err := e.Sends(ctx, w.way.Address, w.way.Ports.First)
+		if err != nil {
+			return fmt.Errorf("ask whether the node sends from %s: %w", &w.way, err)
+		}
+		if !sends {
+			w.way.Address = netip.Addr{}
+		}
+	}
+	return nil
+}
+
+// follow notes the NodeAssignment that the kernel follows.
+func (e *Egress) follow(assignment *v1alpha1.NodeAssignment) {
+	if e.follows != assignment.UID || e.at != assignment.Generation {
+		e.follows, e.at = assignment.UID, assignment.Generation
+		e.Followed()
+	}
+}
+
+// Follows returns whether the kernel follows a NodeAssignment. It blocks for the kernel.
+func (e *Egress) Follows(assignment *v1alpha1.NodeAssignment) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.follows == assignment.UID && e.at == assignment.Generation
+}
+
+// nearlyAll of the ports of a block are in use, when the kernel finds none for a new connection.
+func nearlyAll(used, all int) bool { return used*20 >= all*19 }
+
+// countPorts tells of claims of whose ports nearly all are in use for one destination.
+func (e *Egress) countPorts() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	full, blocks := map[string]bool{}, slices.DeleteFunc(slices.Clone(e.put), func(p pool) bool { return p.claim == nil || !p.way.IsOpen() })
+	if len(blocks) > 0 {
+		var ways []egress.Way
+		for _, p := range blocks {
+			ways = append(ways, p.way)
+		}
+		used, err := e.Kernel.Full(ways)
+		if err != nil {
+			return err
+		}
+		for i, p := range blocks {
+			if !nearlyAll(used[i], int(p.claim.PortsPerNode)) {
+				continue
+			}
+			key := p.name + " " + p.way.Address.String()
+			if full[key] = true; !e.full[key] && e.Events != nil {
+				regarding := &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Namespace: p.claim.Namespace, Name: p.claim.Name, UID: p.claim.UID}}
+				event.Warning(EventEgressPortsExhausted, fmt.Sprintf("Pods of a node have %d connections to one destination and port, which is all that a node can have by %s.", used[i], p.way.Address)).
+					Record(e.Events, regarding, nil, "Leave")
+			}
+		}
+	}
+	e.full = full
+	e.Metrics.setFull(len(full))
+	return nil
 }
 
 // leaving returns the addresses of pods that leave by a way, as the kernel has it.
@@ -339,7 +466,7 @@ func (e *Egress) leaving() (map[netip.Addr]string, error) {
 		all := map[netip.Addr]string{}
 		for _, p := range e.put {
 			for _, addr := range p.way.Pods {
-				all[addr] = p.way.Address.String()
+				all[addr] = p.way.String()
 			}
 		}
 		return all, nil
@@ -354,7 +481,7 @@ func changes(before map[netip.Addr]string, former, now []pool) (pods, formerly [
 	for _, p := range now {
 		formerly = append(formerly, p.way.Address)
 		for _, addr := range p.way.Pods {
-			after[addr] = p.way.Address.String()
+			after[addr] = p.way.String()
 		}
 	}
 	for _, p := range former {

@@ -11,7 +11,7 @@ import (
 
 // Metrics of an Egress. A nil *Metrics counts nothing.
 type Metrics struct {
-	pods, closed *metrics.Gauge
+	pods, closed, full *metrics.Gauge
 }
 
 // NewMetrics makes the metrics and registers them.
@@ -27,9 +27,20 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 			Help:           "Ordinary pods of the node that cannot leave the cluster by one of their addresses, because the node does not have its address of the pool, or the link of it is down.",
 			StabilityLevel: metrics.ALPHA,
 		}),
+		full: metrics.NewGauge(&metrics.GaugeOpts{
+			Subsystem: "berth_agent", Name: "egress_full_blocks",
+			Help:           "Blocks of ports of IPClaims' addresses of which the node's pods use all for one destination and port, and can begin no more connections to it.",
+			StabilityLevel: metrics.ALPHA,
+		}),
 	}
-	register(m.pods, m.closed)
+	register(m.pods, m.closed, m.full)
 	return m
+}
+
+func (m *Metrics) setFull(blocks int) {
+	if m != nil {
+		m.full.Set(float64(blocks))
+	}
 }
 
 func (m *Metrics) set(chosen []pool, pods []Pod) {

@@ -6,9 +6,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -26,17 +28,18 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
-// pool is the egress of a pool on this node.
+// pool is the egress of a pool on this node, or of an IPClaim.
 type pool struct {
 	name       string
+	claim      *v1alpha1.AssignedClaim // nil: of a pool
 	vlan       int
 	namespaces labels.Selector
 	way        egress.Way
 }
 
-// poolsOf reads the egress of a NodeAssignment, in order of the pools' names. Pools keep the numbers of their ways that they had
-// before. The error is about pools that cannot be read, whose pods leave as without them. Pure.
-func poolsOf(assigned []v1alpha1.AssignedEgress, before []pool) (all []pool, err error) {
+// poolsOf reads the egress of a NodeAssignment: claims first, then pools in order of their names. Networks keep the numbers of their ways
+// that they had before. The error is about pools that cannot be read, whose pods leave as without them. Pure.
+func poolsOf(assigned []v1alpha1.AssignedEgress, before []pool, claims ...pool) (all []pool, err error) {
 	var errs []error
 	for i := range assigned {
 		one, err := poolOf(&assigned[i])
@@ -47,21 +50,64 @@ func poolsOf(assigned []v1alpha1.AssignedEgress, before []pool) (all []pool, err
 		all = append(all, one)
 	}
 	slices.SortFunc(all, func(x, y pool) int { return cmp.Compare(x.name, y.name) })
-	// A number is one of a family.
-	taken := map[[2]int]bool{}
-	family := func(p *pool) int { return p.way.Subnet.Addr().BitLen() }
-	for i := range all {
-		if k := slices.IndexFunc(before, func(b pool) bool { return b.name == all[i].name && family(&b) == family(&all[i]) }); k >= 0 {
-			all[i].way.Number = before[k].way.Number
-			taken[[2]int{family(&all[i]), before[k].way.Number}] = true
-		}
+	all = append(slices.Clone(claims), all...)
+	type network struct {
+		subnet  netip.Prefix
+		gateway netip.Addr
+		vlan    int
 	}
+	of := func(p *pool) network { return network{p.way.Subnet, p.way.Gateway, p.vlan} }
+	numbers := map[network]int{}
+	for i := range before {
+		numbers[of(&before[i])] = before[i].way.Number
+	}
+	maps.DeleteFunc(numbers, func(n network, number int) bool {
+		return number == 0 || !slices.ContainsFunc(all, func(p pool) bool { return of(&p) == n })
+	})
 	for i := range all {
-		for n := 1; n <= egress.Ways && all[i].way.Number == 0; n++ {
-			if key := [2]int{family(&all[i]), n}; !taken[key] {
-				all[i].way.Number, taken[key] = n, true
+		at := of(&all[i])
+		for n := 1; n <= egress.Ways && numbers[at] == 0 && at.gateway.IsValid(); n++ {
+			isTaken := false
+			for other, number := range numbers {
+				isTaken = isTaken || number == n && other.subnet.Addr().Is4() == at.subnet.Addr().Is4()
+			}
+			if !isTaken {
+				numbers[at] = n
 			}
 		}
+		all[i].way.Number = numbers[at]
+	}
+	return all, errors.Join(errs...)
+}
+
+// claimsOf reads the claims of a NodeAssignment whose namespaces have pods here. One without ports has a way that leads nowhere. Pure.
+func claimsOf(assigned []v1alpha1.AssignedClaim, pods []Pod) (all []pool, err error) {
+	var errs []error
+	for i := range assigned {
+		c := &assigned[i]
+		if !slices.ContainsFunc(pods, func(p Pod) bool { return p.Namespace == c.Namespace }) {
+			continue
+		}
+		one := pool{name: c.Namespace + "/" + c.Name, claim: c}
+		none := netip.IPv4Unspecified()
+		if c.Family == v1alpha1.IPv6 {
+			none = netip.IPv6Unspecified()
+		}
+		one.way.Subnet = netip.PrefixFrom(none, none.BitLen())
+		if c.Network != nil {
+			// The selector of the namespace comes after.
+			read, err := poolOf(&v1alpha1.AssignedEgress{Address: c.Address, Network: *c.Network})
+			if err != nil {
+				errs = append(errs, fmt.Errorf("egress of IPClaim %s: %w", one.name, err))
+			} else {
+				one.vlan, one.way = read.vlan, read.way
+			}
+			if c.Address != "" {
+				one.way.Ports = egress.Ports{First: uint16(c.FirstPort), Last: uint16(c.FirstPort + c.PortsPerNode - 1)} //nolint:gosec // the API server limits both
+			}
+		}
+		one.namespaces = labels.SelectorFromSet(labels.Set{corev1.LabelMetadataName: c.Namespace})
+		all = append(all, one)
 	}
 	return all, errors.Join(errs...)
 }

@@ -74,19 +74,29 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error)
 	return recordOf(ip), nil
 }
 
-// ServesAddress returns the record by which this node is to carry an address of a Service. Its error is ErrNotCarrier where the
-// FloatingIP does not say so. It asks the API server.
+// ServesAddress returns the record by which this node is to carry an address of a Service, or of pods that leave by it. Its error is
+// ErrNotCarrier where the FloatingIP does not say so. It asks the API server.
 func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	switch {
 	case err != nil:
 		return Record{}, err
-	case ip.Spec.Service == nil:
-		return Record{}, fmt.Errorf("%w: FloatingIP %s does not say that a Service has the address", ErrNotCarrier, ip.Name)
-	case !ip.Spec.IsRouted() && ip.Spec.Service.Node != n.name:
-		return Record{}, fmt.Errorf("%w: FloatingIP %s says that node %q carries the address for the Service", ErrNotCarrier, ip.Name, ip.Spec.Service.Node)
+	case ip.Spec.Carrier() == nil:
+		return Record{}, fmt.Errorf("%w: FloatingIP %s does not say that a Service has the address, or that pods leave by it", ErrNotCarrier, ip.Name)
+	case !ip.Spec.IsRouted() && *ip.Spec.Carrier() != n.name:
+		return Record{}, fmt.Errorf("%w: FloatingIP %s says that node %q carries the address for its holder", ErrNotCarrier, ip.Name, *ip.Spec.Carrier())
 	}
 	return recordOf(ip), nil
+}
+
+// SendsFrom returns whether this node is to send packets of pods from an address, from the block of ports with this first one. It asks the
+// API server.
+func (n *Node) SendsFrom(ctx context.Context, addr netip.Addr, first uint16) (bool, error) {
+	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
+	if errors.Is(err, ErrNotCarrier) {
+		return false, nil
+	}
+	return err == nil && ip.Spec.Egress != nil && ip.Spec.Egress.Has(n.name, int32(first)), err
 }
 
 // get returns a FloatingIP, as the API server has it. Where there is none, its error is absent, with the reason.

@@ -57,13 +57,14 @@ func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networ
 		Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
 			return clients.core.Namespaces.Get(ctx, name, metav1.GetOptions{})
 		},
+		Sends: records.SendsFrom, Followed: func() { carrier.Recheck() },
 		Kernel: &egressKernel{wirer, uplink}, Events: recorder, Metrics: egress.NewMetrics(legacyregistry.MustRegister),
 	})
 	carrier = assignment.New(assignment.Options{
 		Node: o.NodeName, Assignments: clients.berth.NodeAssignments, Records: records, Uplink: uplink,
 		Services: wirer,
 		Tell:     func(event string, problem error) { tellNode(recorder, o.NodeName, event, "CarryAddress")(problem) },
-		Looked:   leaving.Soon,
+		Looked:   leaving.Soon, Follows: leaving.Follows,
 	})
 	return &ownAddresses{carrier, leaving, wirer}
 }
@@ -76,11 +77,15 @@ type egressKernel struct {
 
 // Link implements egress.Kernel. Why the node does not have an address, the carrier tells.
 func (k *egressKernel) Link(way cniegress.Way, vlan int) (int, error) {
-	address := nodeaddress.Address{Address: way.Address, Subnet: way.Subnet}
 	marked, err := nodeaddress.List()
-	if err != nil || !slices.Contains(marked, address) {
+	// From ports of another address the node sends by the link of its own one.
+	i := slices.IndexFunc(marked, func(a nodeaddress.Address) bool {
+		return a.Subnet == way.Subnet && (a.Address == way.Address || way.Ports != cniegress.Ports{})
+	})
+	if err != nil || i < 0 {
 		return 0, err
 	}
+	address := marked[i]
 	uplink, err := k.uplink()
 	if err != nil {
 		return 0, nil //nolint:nilerr // the carrier tells it
@@ -113,6 +118,9 @@ func (k *egressKernel) Pods() (map[netip.Addr]string, error) { return cniegress.
 func (k *egressKernel) EndConnections(all []cniegress.Way, pods, former []netip.Addr) error {
 	return cniegress.EndConnections(all, pods, former)
 }
+
+// Full implements egress.Kernel.
+func (k *egressKernel) Full(all []cniegress.Way) ([]int, error) { return cniegress.Full(all) }
 
 // EndOf implements egress.Kernel.
 func (k *egressKernel) EndOf(addrs []netip.Addr) error { return conntrack.EndOf(addrs) }

@@ -99,6 +99,7 @@ var losses = []struct {
 }{
 	{"Pod", "these pods have floating IPs and would lose their network: %s", "Delete them (kubectl get floatingips shows all)", false},
 	{"Service", "these Services have floating IPs and clients would not reach them: %s", "Delete them, or give them another spec.type", true},
+	{"IPClaim", "pods leave with the addresses of these IPClaims (egress), and would leave otherwise: %s", "Delete them", true},
 	{"Node", "these nodes have addresses of their own, by which pods may leave (egress), and would lose them: %s", "Take spec.nodeAddresses and spec.egress out of their IPPools", true},
 }
 

@@ -37,13 +37,37 @@ func EndConnections(all []Way, pods, former []netip.Addr) error {
 		return outside
 	}
 	return conntrack.EndWhere(families, func(f *conntrack.Flow) bool {
-		pod, to, source := f.Original.Source.Addr(), f.Original.Destination.Addr(), f.Reply.Destination.Addr()
+		pod, to, source := f.Original.Source.Addr(), f.Original.Destination.Addr(), f.Reply.Destination
 		// Destinations that the node translates are none of it.
 		if !slices.Contains(pods, pod) || f.Reply.Source.Addr() != to {
 			return false
 		}
 		w := ways[pod]
-		return w == nil && slices.Contains(former, source) || w != nil && source != w.Address && isOutside(w, to)
+		return w == nil && slices.Contains(former, source.Addr()) || w != nil && !w.sends(source) && isOutside(w, to)
+	})
+}
+
+// sends returns whether packets of the Way can have a source. An ICMP id is none.
+func (w *Way) sends(from netip.AddrPort) bool {
+	port := from.Port()
+	return from.Addr() == w.Address && (w.Ports.isAll() || port == 0 || w.Ports.First <= port && port <= w.Ports.Last)
+}
+
+// Full returns how many ports the connections of the Ways have to the destination and port to which they have most, for each Way.
+func Full(all []Way) ([]int, error) {
+	type to struct {
+		way, protocol int
+		netip.AddrPort
+	}
+	used, most := map[to]int{}, make([]int, len(all))
+	return most, conntrack.List(families, func(f *conntrack.Flow) bool {
+		i := slices.IndexFunc(all, func(w Way) bool { return !w.Ports.isAll() && w.sends(f.Reply.Destination) })
+		if i >= 0 {
+			at := to{i, int(f.Protocol), f.Original.Destination}
+			used[at]++
+			most[i] = max(most[i], used[at])
+		}
+		return true
 	})
 }
 

@@ -14,19 +14,36 @@ const Ways = 3
 
 // Way is how packets of some pods leave.
 type Way struct {
-	// Number is from 1 to Ways, and of no other Way of the family. 0: the node has too many ways, and the packets are dropped.
+	// Number is from 1 to Ways, and of the other Ways of the family by the same network. 0: the node has too many networks, and the packets
+	// are dropped.
 	Number int
 	// Subnet and Gateway of the network by which they leave.
 	Subnet  netip.Prefix
 	Gateway netip.Addr
-	// Address that they leave with, and Link the index of the link that has it. The zero Addr, or 0: the node has none now, and the
-	// packets do not leave.
+	// Address that they leave with, and Link the index of the node's link to the network. The zero Addr, or 0: the node has none now, and
+	// the packets do not leave.
 	Address netip.Addr
 	Link    int
+	// Ports are the ones that the node may use of an address that is no node's own: another node leads the answers here. The zero
+	// value: the address is the node's own, with all its ports.
+	Ports Ports
 	// Except are destinations to which packets go as without us.
 	Except []netip.Prefix
 	// Pods are the addresses of the pods. None is of two Ways.
 	Pods []netip.Addr
+}
+
+// Ports are ports of an address, or ids in ICMP, from the first to the last.
+type Ports struct{ First, Last uint16 }
+
+func (p Ports) isAll() bool { return p == Ports{} }
+
+// String shows how packets leave.
+func (w *Way) String() string {
+	if w.Ports.isAll() {
+		return w.Address.String()
+	}
+	return fmt.Sprintf("%s, ports %d to %d", w.Address, w.Ports.First, w.Ports.Last)
 }
 
 // IsOpen returns whether packets leave.

@@ -32,6 +32,7 @@ const patience, silence = 30 * time.Second, time.Second
 type topology struct {
 	t                              *testing.T
 	node, pod, other, node2, world *netnstest.Host
+	storage                        *netnstest.Wire
 	eth1                           int
 
 	// packets is a socket with what came to the world's links.
@@ -67,6 +68,7 @@ func newTopology(t *testing.T) *topology {
 		})
 	}
 	network, storage := netnstest.NewWire(t), netnstest.NewWire(t)
+	w.storage = storage
 	p := netip.MustParsePrefix
 	network.Plug(w.node, "eth0", p("10.0.60.11/24"), p("2001:db8:60::11/64"))
 	network.Plug(w.node2, "eth0", p("10.0.60.12/24"), p("2001:db8:60::12/64"))

@@ -17,9 +17,12 @@ import (
 )
 
 // Marks of our state in the kernel. They may never change: by them a new version finds the state of an old one. The rules
-// come after the ones of package wire for packets to pods, and before the ones for packets from pods.
+// come after the ones of package wire for packets to pods, and before the ones for packets from pods; the ones of addresses whose answers
+// the node leads to others come before all.
 const (
 	tables          = 0x65000000 // the number of the Way is added
+	priorityArrive  = 32288
+	priorityReverse = 32289
 	priorityOwn     = 32295
 	priorityNowhere = 32296
 	priorityLeaving = 32297
@@ -39,10 +42,21 @@ type routing struct {
 
 func newRouting(family int, all []Way) (*routing, error) {
 	k := &routing{family: family}
-	for i := range all {
-		if w := &all[i]; w.Number > 0 && rtnl.FamilyOf(w.Subnet.Addr()) == family {
-			k.rules = append(k.rules, w.rules(family)...)
-			k.routes = append(k.routes, w.routes(family)...)
+	for number := range Ways {
+		// One without a number asks the routes with the first mark, too.
+		is := func(w Way) bool { return max(w.Number, 1) == number+1 && rtnl.FamilyOf(w.Subnet.Addr()) == family }
+		// All lead the same way, of which one may be open.
+		i := slices.IndexFunc(all, func(w Way) bool { return is(w) && w.IsOpen() })
+		if i < 0 {
+			i = slices.IndexFunc(all, is)
+		}
+		if i >= 0 {
+			way := all[i]
+			if way.Number == 0 {
+				way = Way{Number: 1, Subnet: way.Subnet}
+			}
+			k.rules = append(k.rules, way.rules(family)...)
+			k.routes = append(k.routes, way.routes(family)...)
 		}
 	}
 	rules, err := rtnl.Rules(family)

@@ -182,12 +182,12 @@ func (f Field) into(word int) []byte {
 	if f.mask == nil {
 		return f.load(register(word))
 	}
-	return slices.Concat(f.load(register(word)), bitwise(f.mask, make([]byte, len(f.mask))))
+	return slices.Concat(f.load(register(word)), bitwise(word, f.mask, make([]byte, len(f.mask))))
 }
 
-// bitwise computes (first register & mask) ^ xor.
-func bitwise(mask, xor []byte) []byte {
-	return expression("bitwise", number(unix.NFTA_BITWISE_SREG, register(0)), number(unix.NFTA_BITWISE_DREG, register(0)),
+// bitwise computes (register & mask) ^ xor.
+func bitwise(word int, mask, xor []byte) []byte {
+	return expression("bitwise", number(unix.NFTA_BITWISE_SREG, register(word)), number(unix.NFTA_BITWISE_DREG, register(word)),
 		number(unix.NFTA_BITWISE_LEN, uint32(len(mask))), value(unix.NFTA_BITWISE_MASK, mask), value(unix.NFTA_BITWISE_XOR, xor))
 }
 
@@ -381,11 +381,34 @@ var (
 // KeepSource translates the source to itself: the first translation of a connection counts.
 func (ip *IP) KeepSource() Statement { return statement(ip.SAddr.into(0), ip.snat()) }
 
-// SNAT makes an address the source, with ports that two connections do not choose alike.
-func (ip *IP) SNAT(to netip.Addr) Statement {
-	// The kernel lists the first flag, too, which follows from the address.
-	flags := number(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS|unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
-	return statement(expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register(0)), value(unix.NFTA_IMMEDIATE_DATA, to.AsSlice())), ip.snat(flags))
+// SNAT makes an address the source, with ports that two connections do not choose alike: any, or the first to the last of ports, which
+// are ids in ICMP.
+func (ip *IP) SNAT(to netip.Addr, ports ...uint16) Statement {
+	all := immediate(0, to.AsSlice())
+	// The kernel lists the first flag, too, which follows from the address, and the second one, which follows from ports.
+	flags := uint32(unix.NF_NAT_RANGE_MAP_IPS | unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
+	var more [][]byte
+	for i, kind := range []uint16{unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX}[:len(ports)] {
+		word := ip.SAddr.words() + i
+		all = append(all, immediate(word, binary.BigEndian.AppendUint16(nil, ports[i]))...)
+		more = append(more, number(kind, register(word)))
+		flags |= unix.NF_NAT_RANGE_PROTO_SPECIFIED
+	}
+	return statement(all, ip.snat(append(more, number(unix.NFTA_NAT_FLAGS, flags))...))
+}
+
+// immediate puts a value into a register.
+func immediate(word int, data []byte) []byte {
+	return expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register(word)), value(unix.NFTA_IMMEDIATE_DATA, data))
+}
+
+// Lead sends a packet on as it is, from the link, to the neighbour that a map has for the fields, and drops it here. It does nothing where
+// they are not in it. The table must be of one family.
+func Lead(neighbours string, link int, fields ...Field) Statement {
+	const addr, device = 0, 4                                                    // an address of IPv6 has four words
+	by := immediate(device, binary.NativeEndian.AppendUint32(nil, uint32(link))) //nolint:gosec // the kernel's indexes are positive
+	return lookup(neighbours, 0, fields, register(addr)).Then(
+		statement(by, expression("dup", number(unix.NFTA_DUP_SREG_ADDR, register(addr)), number(unix.NFTA_DUP_SREG_DEV, register(device)))), Drop)
 }
 
 // snat translates the source to the address in the first register.
@@ -403,7 +426,7 @@ func (ip *IP) DNAT(addrs string, fields ...Field) Statement {
 
 // SetMark sets the bits of a mask in the firewall mark to a value and leaves the others.
 func SetMark(value, mask uint32) Statement {
-	return statement(meta(unix.NFT_META_MARK, 4).into(0), bitwise(binary.NativeEndian.AppendUint32(nil, ^mask), binary.NativeEndian.AppendUint32(nil, value)),
+	return statement(meta(unix.NFT_META_MARK, 4).into(0), bitwise(0, binary.NativeEndian.AppendUint32(nil, ^mask), binary.NativeEndian.AppendUint32(nil, value)),
 		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, register(0))))
 }
 
@@ -425,7 +448,7 @@ func (ip *IP) SetDSCP(dscp uint8) Statement {
 	if ip == V4 {
 		attributes = append(attributes, number(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_INET), number(unix.NFTA_PAYLOAD_CSUM_OFFSET, 10))
 	}
-	return statement(Network(0, 2).into(0), bitwise(keep, value), expression("payload", attributes...))
+	return statement(Network(0, 2).into(0), bitwise(0, keep, value), expression("payload", attributes...))
 }
 
 // Counter counts packets; CounterNamed does so in an object of the table.

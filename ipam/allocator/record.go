@@ -30,7 +30,7 @@ type Record struct {
 	Pool  string
 	Owner Owner
 	// PodName and PodUID name the holder; both are empty while the address is
-	// retained. OfService: the holder is a Service and not a pod.
+	// retained. OfService: the holder is a Service, or an IPClaim by which pods leave, and not a pod.
 	PodName, PodUID string
 	OfService       bool
 	// LastPod is the name of the holder before the present one.

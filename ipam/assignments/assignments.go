@@ -55,6 +55,7 @@ type Parts struct {
 	// Pods has a rate limit of its own: agents decide how much is written.
 	Pods     corev1client.PodsGetter
 	Recorder event.Recorder
+	View     *view.View
 	Factory  informers.SharedInformerFactory
 }
 
@@ -72,6 +73,7 @@ type Assignments struct {
 	nodes     corelisters.NodeLister
 	pods      corelisters.PodLister
 	written   cache.SharedIndexInformer
+	claims    cache.Indexer
 
 	decisions decisions
 	// carrierChanged is called with an address of a Service when the nodes that carry it, or are to, change.
@@ -88,7 +90,7 @@ func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
 	nodes, pods := parts.Factory.Core().V1().Nodes(), parts.Factory.Core().V1().Pods()
 	a := &Assignments{
 		loop: loop, api: parts.API.NodeAssignments, store: store.New(parts.API.FloatingIPs), live: parts.Nodes, annotated: parts.Pods, recorder: parts.Recorder,
-		nodes: nodes.Lister(), pods: pods.Lister(),
+		nodes: nodes.Lister(), pods: pods.Lister(), claims: parts.View.IPClaims.GetIndexer(),
 		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{byAddress: serviceAddresses}),
 
 		decisions: decisions{of: map[string]decision{}, on: map[string]map[string]bool{}}, carrierChanged: func(string) {},
@@ -101,6 +103,9 @@ func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
 		preallocation.Watch(loop, nodes.Informer(), a.nodeChanged),
 		preallocation.Watch(loop, pods.Informer(), a.podChanged),
 		preallocation.Watch(loop, a.written, a.assignmentChanged),
+		parts.View.IPClaims.AddIndexers(cache.Indexers{byEgress: egressIndex}),
+		preallocation.Watch(loop, parts.View.IPClaims, a.claimChanged),
+		preallocation.Watch(loop, parts.View.FloatingIPs, a.blocksChanged),
 	)
 }
 
@@ -123,6 +128,7 @@ func (a *Assignments) assignmentChanged(before, after *v1alpha1.NodeAssignment) 
 	for _, address := range changedCarriers(before, after) {
 		a.carrierChanged(address)
 	}
+	a.leadsChanged(before, after)
 	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && slices.Equal(before.Status.Pods, after.Status.Pods) {
 		return
 	}
@@ -167,7 +173,7 @@ func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.
 	wanted := poolsOf(node, a.loop.Pools())
 	if len(recorded) == 0 && len(wanted) == 0 {
 		a.Forget(key)
-		return 0, a.assign(ctx, key.Name, node, v1alpha1.NodeAssignmentSpec{Addresses: a.ofServices(key.Name)})
+		return 0, a.assign(ctx, key.Name, node, v1alpha1.NodeAssignmentSpec{Addresses: a.ofServices(key.Name), Claims: a.leaving(key.Name)})
 	}
 	m := a.Of(key, node.UID)
 	left := following(node, wanted, recorded)
@@ -180,7 +186,7 @@ func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.
 	if len(left) > 0 {
 		return preallocation.Gather, nil
 	}
-	spec := v1alpha1.NodeAssignmentSpec{Addresses: append(assigned(node, recorded), a.ofServices(key.Name)...), Egress: egress(node, wanted, recorded)}
+	spec := v1alpha1.NodeAssignmentSpec{Addresses: append(assigned(node, recorded), a.ofServices(key.Name)...), Egress: egress(node, wanted, recorded), Claims: a.leaving(key.Name)}
 	if err := a.assign(ctx, key.Name, node, spec); err != nil {
 		return 0, err
 	}

@@ -183,7 +183,7 @@ func TestToldBeforeSeen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := New(loop, Parts{API: api.Client(), Nodes: kube.CoreV1().Nodes(), Pods: kube.CoreV1(), Factory: factory})
+		a, err := New(loop, Parts{API: api.Client(), Nodes: kube.CoreV1().Nodes(), Pods: kube.CoreV1(), View: seen, Factory: factory})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/view"
 )
@@ -29,7 +31,7 @@ func (d *decisions) set(address v1alpha1.AssignedAddress, nodes []string) (chang
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	was, known := d.of[address.Address]
-	same := known && was.Network == address.Network && was.Since.Equal(address.Since)
+	same := known && equality.Semantic.DeepEqual(was.AssignedAddress, address)
 	for _, node := range was.nodes {
 		if !slices.Contains(nodes, node) {
 			delete(d.on[node], address.Address)
@@ -75,7 +77,10 @@ func (d *decisions) decided(node string) (addresses []v1alpha1.AssignedAddress, 
 
 // Follow has changed called with an address of a Service when the nodes that carry it, or are to, change. changed must not
 // block. Follow must be called before the loop runs.
-func (a *Assignments) Follow(changed func(address string)) { a.carrierChanged = changed }
+func (a *Assignments) Follow(changed func(address string)) {
+	before := a.carrierChanged
+	a.carrierChanged = func(address string) { before(address); changed(address) }
+}
 
 // Carry decides which nodes are to carry an address of a Service, from now on. Their NodeAssignments follow. It does not
 // block.
@@ -129,10 +134,10 @@ func (a *Assignments) ofServices(node string) []v1alpha1.AssignedAddress {
 	addresses, isKnown := a.decisions.decided(node)
 	seen, _ := a.assignment(node)
 	for _, assigned := range seen.Spec.Addresses {
-		if assigned.Use != v1alpha1.UseService || isKnown(assigned.Address) {
+		if !assigned.IsCarried() || isKnown(assigned.Address) {
 			continue
 		}
-		if ip := a.loop.FloatingIP(assigned.Address); ip != nil && ip.Spec.Service != nil {
+		if ip := a.loop.FloatingIP(assigned.Address); ip != nil && ip.Spec.Carrier() != nil {
 			addresses = append(addresses, assigned)
 		}
 	}
@@ -150,7 +155,7 @@ func serviceAddresses(object any) ([]string, error) {
 		all[address] = true
 	}
 	for _, assigned := range assignment.Spec.Addresses {
-		if assigned.Use == v1alpha1.UseService {
+		if assigned.IsCarried() {
 			all[assigned.Address] = true
 		} else {
 			delete(all, assigned.Address)

@@ -14,6 +14,8 @@ const (
 	KindClaim   = "IPClaim"
 	KindNode    = "Node"
 	KindService = "Service"
+	// KindEgress is of an IPClaim by which pods leave, as far as nodes take part.
+	KindEgress = "Egress"
 )
 
 // keyOf returns the key of the owner of an address; ok is false if the owner is of no

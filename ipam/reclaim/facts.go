@@ -46,8 +46,8 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		err := r.gatherNode(ctx, ip, &s)
 		return facts{situation: s}, err
 	}
-	if ip.Spec.Service != nil {
-		return facts{settled: true}, nil // Package services takes it from the Service.
+	if ip.Spec.Carrier() != nil {
+		return facts{settled: true}, nil // Package services takes it from the Service, package egress from the IPClaim.
 	}
 	pod, podExists, stopped, err := r.pod(ctx, ip)
 	if err != nil {

@@ -95,7 +95,7 @@ func outlivesPod(spec *v1alpha1.FloatingIPSpec) bool {
 // keptFor returns how much longer an address without a pod is kept regardless of its
 // owner (spec.keepUntil).
 func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
-	if spec.KeepUntil == nil || spec.Pod != nil || spec.Service != nil {
+	if spec.KeepUntil == nil || spec.Pod != nil || spec.Carrier() != nil {
 		return 0
 	}
 	return max(0, spec.KeepUntil.Sub(now))

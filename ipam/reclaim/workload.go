@@ -72,8 +72,8 @@ func before(a, b *v1alpha1.FloatingIP) int {
 	return cmp.Or(sorted.TrueFirst(hasUser(a), hasUser(b)), older(a, b))
 }
 
-// hasUser reports whether a pod or a Service has the address.
-func hasUser(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod != nil || ip.Spec.Service != nil }
+// hasUser reports whether a pod or a Service has the address, or pods leave by it.
+func hasUser(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod != nil || ip.Spec.Carrier() != nil }
 
 // older puts the address first that was created first.
 func older(a, b *v1alpha1.FloatingIP) int { return a.CompareAge(b) }

@@ -17,6 +17,8 @@ import (
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
+const address = "10.0.70.2"
+
 // service returns a Service of Berth's class; a later number is younger.
 func service(name string, number int, change func(*v1.Service)) *v1.Service {
 	class := v1alpha1.LoadBalancerClass

@@ -32,9 +32,9 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assignments"
+	"github.com/berth-dev/berth/ipam/carriers"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
-	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/preallocation"
@@ -106,16 +106,16 @@ type said struct {
 	// free is since when no node is assigned an address that the group gives up.
 	free map[string]time.Time
 	// has are the addresses about which the group decided, with the nodes that do not confirm.
-	has map[string]silences
+	has map[string]carriers.Silences
 }
 
 // silences returns the nodes that do not confirm an address, which the group decides about from now on.
-func (s *said) silences(address string) silences {
+func (s *said) silences(address string) carriers.Silences {
 	if s.has == nil {
-		s.has = map[string]silences{}
+		s.has = map[string]carriers.Silences{}
 	}
 	if s.has[address] == nil {
-		s.has[address] = silences{}
+		s.has[address] = carriers.Silences{}
 	}
 	return s.has[address]
 }
@@ -249,14 +249,14 @@ func (c *controller) endpointsChanged(slice *discoveryv1.EndpointSlice) {
 }
 
 func (c *controller) nodeChanged(before, after *v1.Node) {
-	if before != nil && after != nil && before.UID == after.UID && takesServices(before) == takesServices(after) && isAlive(before) == isAlive(after) &&
+	if before != nil && after != nil && before.UID == after.UID && carriers.CanCarry(before) == carriers.CanCarry(after) && carriers.IsAlive(before) == carriers.IsAlive(after) &&
 		maps.Equal(before.Labels, after.Labels) && slices.Equal(pools.InternalIPs(before), pools.InternalIPs(after)) {
 		return
 	}
 	for _, address := range c.carriers.OfServices(cmp.Or(after, before).Name) {
 		c.carrierChanged(address)
 	}
-	if after == nil || !takesServices(after) {
+	if after == nil || !carriers.CanCarry(after) {
 		return
 	}
 	all := c.loop.Pools()
@@ -346,17 +346,10 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	}
 	if len(others) > 0 {
 		soon, err := c.giveUp(ctx, key, m, others)
-		return sooner(again, soon), err
+		return carriers.Sooner(again, soon), err
 	}
 	soon, err := c.take(ctx, key, m, lead, request, has)
-	return sooner(again, soon), err
-}
-
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 || b != 0 && b < a {
-		return b
-	}
-	return a
+	return carriers.Sooner(again, soon), err
 }
 
 // take takes the addresses that a group lacks.
@@ -414,37 +407,28 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	lead := with[0]
 	var shown, short, uncarried []string
 	var again time.Duration
-	nodeOf := func(name string) *v1.Node { node, _ := c.nodes.Get(name); return node } // nil where there is none
 	for _, ip := range has {
 		now := c.carriers.Carriers(ip.Spec.Address)
 		silent := m.State.silences(ip.Spec.Address)
-		over, soon := silent.look(now, time.Now())
-		again = sooner(again, soon)
+		over, soon := silent.Look(now, time.Now())
+		again = carriers.Sooner(again, soon)
 		p, few := c.plan(ip, lead, now, over)
 		if few {
 			short = append(short, ip.Spec.Pool)
 		}
-		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool {
-			return carrier.Refused.Reason == v1alpha1.RefusedInUse || carrier.Refused.Reason == v1alpha1.RefusedNotYet
-		})
-		switch {
-		case len(p.nodes) == 0:
+		if problem := silent.Problem(ip.Spec.Address, now, over); len(p.Nodes) == 0 {
 			uncarried = append(uncarried, whyNone(ip, lead))
-		case inUse >= 0:
-			uncarried = append(uncarried, fmt.Sprintf("Node %s does not carry %s: %s.", now[inUse].Node, ip.Spec.Address, now[inUse].Refused.Message))
-		case len(over) > 0 && silent[over[0]].why != "":
-			uncarried = append(uncarried, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, silent[over[0]].why))
-		case len(over) > 0:
-			uncarried = append(uncarried, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
+		} else if problem != "" {
+			uncarried = append(uncarried, problem)
 		}
-		if spec, changed := answeredBy(ip, p, now, nodeOf); changed {
+		if spec, changed := carriers.AnsweredBy(ip, p, now, c.nodeOf); changed {
 			// The agent of the next node asks the record, and the one of the node before does when it hears of that.
 			if _, err := c.store.Update(ctx, ip, spec); err != nil {
 				return 0, fmt.Errorf("have node %q answer for %s: %w", spec.Service.Node, ip.Name, err)
 			}
 			return preallocation.Gather, nil
 		}
-		c.carry(m, ip, p.nodes)
+		c.carry(m, ip, p.Nodes)
 		isShown := slices.ContainsFunc(lead.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return i.IP == ip.Spec.Address })
 		if isShown || slices.ContainsFunc(now, func(carrier assignments.Carrier) bool { return carrier.Assigned && carrier.Carried }) {
 			shown = append(shown, ip.Spec.Address)
@@ -471,12 +455,15 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	return again, nil
 }
 
+// nodeOf returns a node, nil where there is none.
+func (c *controller) nodeOf(name string) *v1.Node { node, _ := c.nodes.Get(name); return node }
+
 // plan plans which nodes carry an address. over are passed over where others can. few says that it has fewer than it could
 // use.
-func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assignments.Carrier, over []string) (p plan, few bool) {
+func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assignments.Carrier, over []string) (p carriers.Plan, few bool) {
 	all, err := c.nodes.List(labels.Everything())
 	if err != nil {
-		return plan{}, true // a lister reads a cache and does not fail
+		return carriers.Plan{}, true // a lister reads a cache and does not fail
 	}
 	byName := make(map[string]*v1.Node, len(all))
 	pool := c.loop.Pools().PoolOf(ip.Addr())
@@ -487,7 +474,7 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 	var qualified []string
 	for _, node := range all {
 		byName[node.Name] = node
-		if pool != nil && takesServices(node) && (endpoints == nil || endpoints[node.Name]) && pool.Serves(node) {
+		if pool != nil && carriers.CanCarry(node) && (endpoints == nil || endpoints[node.Name]) && pool.Serves(node) {
 			qualified = append(qualified, node.Name)
 		}
 	}
@@ -502,32 +489,8 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 	case isRouted:
 		most = routed
 	}
-	p = choose(ip.Spec.Address, most, !isRouted || !isLocal(lead), qualified, now, func(node string) bool { return isAlive(byName[node]) })
-	return p, len(p.targets) < most || isRouted && isLocal(lead)
-}
-
-// answeredBy returns the record of an address with the node that is to answer for it on its link, and whether it differs from the present
-// one. Where that node carries the address, no other one does any more: it has asked them. now are the carriers. Pure.
-func answeredBy(ip *v1alpha1.FloatingIP, p plan, now []assignments.Carrier, nodeOf func(name string) *v1.Node) (spec v1alpha1.FloatingIPSpec, changed bool) {
-	next, before := ip.Spec.Service.Node, ip.Spec.Service.Node
-	switch {
-	case ip.Spec.IsRouted():
-		next = ""
-	case len(p.targets) > 0:
-		next = p.targets[0]
-	}
-	spec = *ip.Spec.DeepCopy()
-	switch {
-	case next != before:
-		spec.Service.Node = next
-		// One that is there still is of a node before, as that one has not said that it carries the address.
-		if spec.LastNode == nil {
-			spec.LastNode = lastnode.After(nil, before, false, nodeOf)
-		}
-	case next != "" && slices.ContainsFunc(now, func(c assignments.Carrier) bool { return c.Node == next && c.Assigned && c.Carried }):
-		spec.LastNode = nil
-	}
-	return spec, next != before || spec.LastNode == nil && ip.Spec.LastNode != nil
+	p = carriers.Choose(ip.Spec.Address, most, !isRouted || !isLocal(lead), qualified, now, func(node string) bool { return carriers.IsAlive(byName[node]) })
+	return p, len(p.Targets) < most || isRouted && isLocal(lead)
 }
 
 // whyNone says why no node carries an address.
@@ -567,10 +530,6 @@ func (c *controller) dropDecisions(m *preallocation.Memory[said], held []*v1alph
 	}
 }
 
-// settle is how long no node is assigned an address before its record says that no Service has it: the cache of
-// NodeAssignments may be behind.
-const settle = time.Second
-
 // giveUp takes addresses from a group that wants them no more: first from the status of Services, then from nodes, then from
 // the record.
 func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], held []*v1alpha1.FloatingIP) (again time.Duration, err error) {
@@ -582,7 +541,7 @@ func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preal
 			return 0, err
 		}
 		c.carry(m, ip, nil)
-		last, waits := c.lastCarrier(ip)
+		last, waits := carriers.Last(c.carriers.Carriers(ip.Spec.Address), c.nodeOf)
 		if waits {
 			delete(m.State.free, ip.Spec.Address)
 			continue // The change of a NodeAssignment or Node brings it back.
@@ -595,8 +554,8 @@ func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preal
 			since = time.Now()
 			m.State.free[ip.Spec.Address] = since
 		}
-		if left := time.Until(since.Add(settle)); left > 0 {
-			again = sooner(again, left)
+		if left := time.Until(since.Add(carriers.Settle)); left > 0 {
+			again = carriers.Sooner(again, left)
 			continue
 		}
 		spec := *ip.Spec.DeepCopy()
@@ -628,22 +587,6 @@ func (c *controller) isWanted(ctx context.Context, key preallocation.Key, ip *v1
 		return fmt.Errorf("check Service %s: %w", klog.KObj(live), store.ErrChanged)
 	}
 	return nil
-}
-
-// lastCarrier returns a node that may carry an address still although nobody can ask it. waits says that a node is to
-// confirm first that it carries the address no more.
-func (c *controller) lastCarrier(ip *v1alpha1.FloatingIP) (last *v1alpha1.NodeReference, waits bool) {
-	for _, carrier := range c.carriers.Carriers(ip.Spec.Address) {
-		node, err := c.nodes.Get(carrier.Node)
-		switch {
-		case err != nil || isOff(node):
-		case carrier.Assigned || isAlive(node):
-			waits = true
-		default:
-			last = &v1alpha1.NodeReference{Name: node.Name, UID: node.UID}
-		}
-	}
-	return last, waits
 }
 
 // hide takes an address from the status of Services that do not have it any more.

@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/egress"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/names"
 	"github.com/berth-dev/berth/ipam/poolstatus"
@@ -162,7 +163,7 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 	if err != nil {
 		return fmt.Errorf("create the client that annotates pods: %w", err)
 	}
-	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Pods: annotating, Recorder: recorder, Factory: w.factory}); err != nil {
+	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Pods: annotating, Recorder: recorder, View: w.view, Factory: w.factory}); err != nil {
 		return err
 	}
 	options.Collect(w.assignments)
@@ -173,6 +174,7 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 	} else {
 		w.leading = append(w.leading, func(ctx context.Context) { services.Refuse(ctx, kube.CoreV1(), recorder) })
 	}
+	err = errors.Join(err, egress.Add(w.ahead, egress.Parts{API: api, Recorder: recorder, View: w.view, Factory: w.factory, Nodes: w.assignments}))
 	err = errors.Join(err, spares.Add(w.ahead, spares.Parts{Workloads: w.reclaimer, Recorder: recorder, View: w.view, Factory: w.factory}))
 	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claims.NewMetrics(options.Register), View: w.view}))
 }

@@ -168,17 +168,20 @@ func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	}
 }
 
-// addServices adds the addresses of Services that the node is to carry.
+// addServices adds the addresses of Services, and of IPClaims by which pods leave, that the node is to carry.
 func (r *report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
 	for i := range assignment.Spec.Addresses {
 		assigned := &assignment.Spec.Addresses[i]
-		if assigned.Use != v1alpha1.UseService {
+		if !assigned.IsCarried() {
 			continue
 		}
-		a := Address{Address: assigned.Address, Since: assigned.Since, Service: true, Wiring: "of a Service"}
+		a, holder := Address{Address: assigned.Address, Since: assigned.Since, Service: true, Wiring: "of a Service"}, "Service"
+		if assigned.Use == v1alpha1.UseEgress {
+			a.Service, a.Wiring, holder = false, "of an IPClaim, for pods that leave", "IPClaim"
+		}
 		if !slices.Contains(assignment.Status.Carried, a.Address) {
 			if a.Wiring = "not there"; a.isLate(now) {
-				r.Problems.Add("kubectl describe node "+r.Name, "the node does not carry %s for its Service", a.Address)
+				r.Problems.Add("kubectl describe node "+r.Name, "the node does not carry %s for its %s", a.Address, holder)
 			}
 		}
 		r.Addresses = append(r.Addresses, a)

@@ -30,7 +30,7 @@ const (
 	servicesEnd  = servicesLink + "-end"
 )
 
-// Service is an address of a Service of type LoadBalancer that the node carries.
+// Service is an address of a Service of type LoadBalancer that the node carries, or one of whose ports it leads to other nodes.
 type Service struct {
 	Address netip.Addr
 	// Subnet of the address's pool.
@@ -39,6 +39,8 @@ type Service struct {
 	// answers for it on a link.
 	Routed bool
 	Since  time.Time
+	// Led says that package egress leads the packets to other nodes, before the kernel routes them.
+	Led bool
 }
 
 func (s Service) address() api.Address {
@@ -115,7 +117,7 @@ func ensureServicesLink() (netlink.Link, error) {
 
 // CheckService returns an error where a setting of the node keeps it from carrying the address of a Service that was marked.
 func (w *Wirer) CheckService(s Service, link int) error {
-	if s.Routed {
+	if s.Routed || s.Led {
 		return nil
 	}
 	_, uplink, err := serviceLinks(link)

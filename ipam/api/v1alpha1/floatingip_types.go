@@ -4,6 +4,7 @@ package v1alpha1
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,6 +100,7 @@ type FloatingIPStatus struct {
 // +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
 // +kubebuilder:validation:XValidation:rule="!has(self.service) || !has(self.pod)",message="says which Service has the address: leave it out while a pod has it",fieldPath=".service"
+// +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.owner) && !has(self.pod) && !has(self.service)",message="says that pods leave by the address of an IPClaim: leave it out without spec.owner, and while a pod or a Service has the address",fieldPath=".egress"
 // +kubebuilder:validation:XValidation:rule="!has(self.pod) && !has(self.service) || has(self.owner) && self.owner.namespace.size() > 0",message="has the namespace of the pod or Service that has the address: set spec.owner with a namespace, or leave spec.pod and spec.service out",fieldPath=".owner"
 // +kubebuilder:validation:XValidation:rule="!has(self.releasedAt) || !has(self.owner)",message="says since when an address that nobody owns rests: leave it out while spec.owner is set",fieldPath=".releasedAt"
 // +kubebuilder:validation:XValidation:rule="!has(self.lastNode) || has(self.owner) || has(self.releasedAt)",message="says which node may carry an address that is owned or rests: set spec.owner, or spec.releasedAt to the time at which the address was freed, or leave it out",fieldPath=".lastNode"
@@ -141,6 +143,12 @@ type FloatingIPSpec struct {
 	//
 	// +optional
 	Service *ServiceReference `json:"service,omitempty"`
+
+	// egress says that the ordinary pods of the namespace of the owner, an IPClaim, leave the cluster by
+	// the address, which no pod has.
+	//
+	// +optional
+	Egress *EgressHolder `json:"egress,omitempty"`
 
 	// index is the position of the address among the addresses of its pod, from 0.
 	// The pod's successor gets its addresses in the same order.
@@ -348,8 +356,8 @@ func (s *FloatingIPSpec) IsRouted() bool { return s.Network != nil && s.Network.
 // IsOfNode returns whether a node itself has the address now.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
-// Holder returns who has the address now: a Pod, a Service, or a Node itself, by which pods may leave (egress). These
-// are all kinds of objects that can. It has no UID, and is nil if nobody has the address.
+// Holder returns who has the address now: a Pod, a Service, an IPClaim by which pods leave, or a Node itself, by which pods
+// may leave, too. These are all kinds of objects that can. It has no UID, and is nil if nobody has the address.
 func (s *FloatingIPSpec) Holder() *Owner {
 	holder := Owner{APIVersion: "v1"}
 	if s.Owner != nil {
@@ -360,6 +368,8 @@ func (s *FloatingIPSpec) Holder() *Owner {
 		holder.Kind, holder.Name = "Pod", s.Pod.Name
 	case s.Service != nil:
 		holder.Kind, holder.Name = "Service", s.Service.Name
+	case s.Egress != nil && s.Owner != nil:
+		holder.APIVersion, holder.Kind, holder.Name = s.Owner.APIVersion, s.Owner.Kind, s.Owner.Name
 	case s.IsOfNode():
 		holder.Kind, holder.Name = "Node", s.Node
 	default:
@@ -447,6 +457,69 @@ type ServiceReference struct {
 	// +optional
 	Node string `json:"node,omitempty"`
 }
+
+// Carrier returns the field with the node that answers for the address on its link, of a Service or for pods that leave; nil if nobody
+// does so for the holder.
+func (s *FloatingIPSpec) Carrier() *string {
+	switch {
+	case s.Service != nil:
+		return &s.Service.Node
+	case s.Egress != nil:
+		return &s.Egress.Node
+	}
+	return nil
+}
+
+// EgressHolder says which nodes send packets of pods from an address, and which one answers for it.
+type EgressHolder struct {
+	// node is the one that answers for the address on its link, or is about to, and leads packets to the nodes of the blocks.
+	// berth-controller writes it as service.node.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Node string `json:"node,omitempty"`
+	// portsPerNode is the number of ports of a block.
+	//
+	// +kubebuilder:validation:Minimum=128
+	// +kubebuilder:validation:Maximum=16384
+	PortsPerNode int32 `json:"portsPerNode"`
+	// blocks that nodes have.
+	//
+	// +listType=map
+	// +listMapKey=index
+	// +kubebuilder:validation:MaxItems=504
+	// +optional
+	Blocks []EgressBlock `json:"blocks,omitempty"`
+}
+
+// Has returns whether a node is to send from the block with a first port.
+func (h *EgressHolder) Has(node string, first int32) bool {
+	return slices.ContainsFunc(h.Blocks, func(b EgressBlock) bool { return b.Node == node && b.Index*h.PortsPerNode == first && !b.Withdrawn })
+}
+
+// EgressBlock is ports of an address from which one node sends packets of pods.
+type EgressBlock struct {
+	// index of the block: its first port is index times the number of its ports. No block begins below port 1024.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=511
+	Index int32 `json:"index"`
+	// node that sends from the block.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+	// withdrawn says that the node is to stop. The block is no other node's before it has.
+	//
+	// +optional
+	Withdrawn bool `json:"withdrawn,omitempty"`
+}
+
+// FirstEgressBlock returns the index of an address's first block, where blocks have so many ports: 128 or more, and a power of two.
+func FirstEgressBlock(ports int32) int32 { return max(1, 1024/ports) }
+
+// EgressBlocks returns how many blocks an address has.
+func EgressBlocks(ports int32) int { return int(65536/ports - FirstEgressBlock(ports)) }
 
 // NodeReference identifies a node.
 type NodeReference struct {

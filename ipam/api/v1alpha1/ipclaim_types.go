@@ -39,6 +39,9 @@ const (
 )
 
 // IPClaimSpec is the desired state of an IPClaim.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.preallocate) && self.preallocate",message="has the claim's addresses before pods leave by them: set spec.preallocate to true",fieldPath=".egress"
+// +kubebuilder:validation:XValidation:rule="has(self.egress) == has(oldSelf.egress)",message="cannot be set or taken away later: create another claim"
 type IPClaimSpec struct {
 	// size is the maximum number of addresses of each family. A pod that needs one
 	// more waits. When size is lowered, addresses without a pod are freed first,
@@ -100,6 +103,25 @@ type IPClaimSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be more than 0s"
 	// +optional
 	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
+
+	// egress has the pods of the namespace that have no floating IPs leave the cluster with the addresses
+	// of the claim, from every node, and by the gateway of their pool, which needs nodeAddresses. No pod or
+	// Service can name the claim. Of several such claims of a namespace the oldest counts, for each family.
+	//
+	// +optional
+	Egress *ClaimEgress `json:"egress,omitempty"`
+}
+
+// ClaimEgress says how pods leave with the addresses of an IPClaim.
+type ClaimEgress struct {
+	// portsPerNode is the number of ports of an address that a node has, and so the number of connections
+	// of its pods to one destination and port. An address has 63 blocks of 1024 ports.
+	//
+	// +kubebuilder:default=1024
+	// +kubebuilder:validation:Enum=128;256;512;1024;2048;4096;8192;16384
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another claim"
+	// +optional
+	PortsPerNode int32 `json:"portsPerNode,omitempty"`
 }
 
 // Conditions of an IPClaim.

@@ -47,6 +47,45 @@ type NodeAssignmentSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +optional
 	Egress []AssignedEgress `json:"egress,omitempty"`
+
+	// claims are the IPClaims by whose addresses ordinary pods leave, of all namespaces: the node does not know
+	// before which pods it gets. They come before egress.
+	//
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	// +optional
+	Claims []AssignedClaim `json:"claims,omitempty"`
+}
+
+// AssignedClaim is an IPClaim by whose addresses pods leave, for one node and family.
+type AssignedClaim struct {
+	// namespace of the claim and of the pods.
+	//
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// name of the claim.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// uid of the claim.
+	UID types.UID `json:"uid"`
+	// family of the address.
+	Family IPFamily `json:"family"`
+	// address that the pods leave with. Absent: the node has no ports of one, and the pods do not leave.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +optional
+	Address string `json:"address,omitempty"`
+	// ports of the address that the node has: from firstPort on as many as portsPerNode.
+	//
+	// +optional
+	FirstPort int32 `json:"firstPort,omitempty"`
+	// +optional
+	PortsPerNode int32 `json:"portsPerNode,omitempty"`
+	// network of the address, or else of one that the claim has, with its gateway. Absent: it has none.
+	//
+	// +optional
+	Network *Network `json:"network,omitempty"`
 }
 
 // AssignedEgress is the egress of a pool on one node.
@@ -69,7 +108,7 @@ type AssignedEgress struct {
 
 // AddressUse is the use that a node makes of an address.
 //
-// +kubebuilder:validation:Enum=Node;Service
+// +kubebuilder:validation:Enum=Node;Service;Egress
 type AddressUse string
 
 const (
@@ -77,7 +116,12 @@ const (
 	UseNode AddressUse = "Node"
 	// UseService: the address is one of a Service. The node leads its packets to kube-proxy.
 	UseService AddressUse = "Service"
+	// UseEgress: pods of several nodes leave with the address. The node leads answers to them.
+	UseEgress AddressUse = "Egress"
 )
+
+// IsCarried returns whether other nodes carry the address in turn: it is none of the node itself.
+func (a *AssignedAddress) IsCarried() bool { return a.Use != UseNode }
 
 // AssignedAddress is an address that a node should carry.
 type AssignedAddress struct {
@@ -96,10 +140,38 @@ type AssignedAddress struct {
 	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
+	// portsPerNode and blocks say, if use is Egress, to which nodes the node leads packets: by their port.
+	//
+	// +optional
+	PortsPerNode int32 `json:"portsPerNode,omitempty"`
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=504
+	// +optional
+	Blocks []LedBlock `json:"blocks,omitempty"`
+}
+
+// LedBlock is ports of an address, and the node that sends from them.
+type LedBlock struct {
+	// firstPort of the block.
+	FirstPort int32 `json:"firstPort"`
+	// node that has it.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+	// via is the node's own address in the network.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	Via string `json:"via"`
 }
 
 // NodeAssignmentStatus has the node's answer.
 type NodeAssignmentStatus struct {
+	// observedGeneration is the generation of the spec that the kernel of the node follows with blocks of ports, for
+	// pods that leave and for answers that it leads to other nodes. Absent: the node never had such a block.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
 	// carried are the addresses of the spec that the node carries. Only its agent writes them.
 	//
 	// +listType=set
@@ -199,7 +271,7 @@ type Carrier struct {
 // Carrier returns how the node stands to an address of a Service.
 func (a *NodeAssignment) Carrier(address string) Carrier {
 	c := Carrier{Node: a.Name, Carried: slices.Contains(a.Status.Carried, address)}
-	c.Assigned = slices.ContainsFunc(a.Spec.Addresses, func(assigned AssignedAddress) bool { return assigned.Use == UseService && assigned.Address == address })
+	c.Assigned = slices.ContainsFunc(a.Spec.Addresses, func(assigned AssignedAddress) bool { return assigned.IsCarried() && assigned.Address == address })
 	if i := slices.IndexFunc(a.Status.Refused, func(r RefusedAddress) bool { return r.Address == address }); i >= 0 && c.Assigned {
 		c.Refused = a.Status.Refused[i]
 	}

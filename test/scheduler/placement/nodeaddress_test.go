@@ -45,7 +45,7 @@ func ofNode(w *simulation.World, node string) (*v1alpha1.FloatingIP, error) {
 		return nil, err
 	}
 	want := []v1alpha1.AssignedAddress{{Address: ips[0].Spec.Address, Use: v1alpha1.UseNode, Network: v1alpha1.Network{Subnet: ips[0].Spec.Network.Subnet, VLAN: ips[0].Spec.Network.VLAN}}}
-	if !slices.Equal(assignment.Spec.Addresses, want) || len(assignment.OwnerReferences) != 1 || assignment.OwnerReferences[0].UID != ips[0].Spec.Owner.UID {
+	if !equality.Semantic.DeepEqual(assignment.Spec.Addresses, want) || len(assignment.OwnerReferences) != 1 || assignment.OwnerReferences[0].UID != ips[0].Spec.Owner.UID {
 		return nil, fmt.Errorf("node %s is told of %+v by %+v, want %+v", node, assignment.Spec.Addresses, assignment.OwnerReferences, want)
 	}
 	return &ips[0], nil

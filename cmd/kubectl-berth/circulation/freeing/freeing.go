@@ -102,6 +102,8 @@ func Of(ip *v1alpha1.FloatingIP) Release {
 		r.leave(Held, Whose(ip)+": delete the pod")
 	case spec.Service != nil:
 		r.leave(Held, Whose(ip)+": delete the Service")
+	case spec.Egress != nil:
+		r.leave(Held, Whose(ip)+": delete the IPClaim")
 	case spec.IsOfNode():
 		r.leave(Held, Whose(ip)+": kubectl delete floatingip "+ip.Name+" gives the node another one")
 	case spec.Reserved:
@@ -179,6 +181,8 @@ func Whose(ip *v1alpha1.FloatingIP) string {
 		return strings.Replace(holder.Text(), "Pod", "pod", 1) + " has it"
 	case spec.Pod != nil:
 		return fmt.Sprintf("pod %s has it", spec.Pod.Name)
+	case spec.Egress != nil && spec.Owner != nil:
+		return "pods leave by it for " + spec.Owner.Text()
 	case spec.Owner != nil:
 		return "it is kept for " + spec.Owner.Text()
 	case spec.Reserved:

@@ -27,6 +27,8 @@ type Row struct {
 	conflict bool
 	// service says that a Service has the address: lastPod is its name.
 	service bool
+	// egress says that pods leave by the address of its owner.
+	egress bool
 
 	// lastNode is the node that an address at rest waits for.
 	pool, lastNode text
@@ -91,6 +93,7 @@ func RowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	if spec.Service != nil {
 		r.service, r.lastPod = true, spec.Service.Name
 	}
+	r.egress = spec.Egress != nil
 	if owner := spec.Owner; owner != nil {
 		r.namespace, r.kind, r.owner = textOf(owner.Namespace), textOf(owner.Kind), textOf(owner.Name)
 	}
@@ -129,6 +132,9 @@ func floatingIP(r *Row) *v1alpha1.FloatingIP {
 	}
 	if r.service {
 		ip.Spec.Service, ip.Spec.LastPod = &v1alpha1.ServiceReference{Name: r.lastPod}, ""
+	}
+	if r.egress {
+		ip.Spec.Egress = &v1alpha1.EgressHolder{}
 	}
 	if r.pod != "" {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package services
+package carriers
 
 import (
 	"slices"
@@ -13,7 +13,7 @@ import (
 
 // A node that does not confirm is passed over after a while, and for a while; one that does never is.
 func TestSilences(t *testing.T) {
-	now, s := time.Unix(1_700_000_000, 0), silences{}
+	now, s := time.Unix(1_700_000_000, 0), Silences{}
 	a, b := assignments.Carrier{Node: "a", Assigned: true}, assignments.Carrier{Node: "b", Assigned: true, Carried: true}
 	refuses := assignments.Carrier{Node: "a", Assigned: true, Refused: v1alpha1.RefusedAddress{Reason: v1alpha1.RefusedNotPossible, Message: "kube-proxy has the mode ipvs"}}
 	finds := assignments.Carrier{Node: "a", Assigned: true, Refused: v1alpha1.RefusedAddress{Reason: v1alpha1.RefusedInUse, Message: "another host has it"}}
@@ -42,7 +42,7 @@ func TestSilences(t *testing.T) {
 		{"finds it for long", time.Hour, []assignments.Carrier{finds}, nil, 0},
 	} {
 		now = now.Add(step.after)
-		if over, again := s.look(step.carriers, now); !slices.Equal(over, step.over) || again != step.again {
+		if over, again := s.Look(step.carriers, now); !slices.Equal(over, step.over) || again != step.again {
 			t.Errorf("%s: passes over %v, looks again after %v; want %v, %v", step.what, over, again, step.over, step.again)
 		}
 	}

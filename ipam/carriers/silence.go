@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package services
+package carriers
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -23,12 +24,12 @@ type silence struct {
 	why   string
 }
 
-// silences has the nodes that do not confirm an address, by name. The zero value has none.
-type silences map[string]silence
+// Silences has the nodes that do not confirm an address, by name. The zero value has none.
+type Silences map[string]silence
 
-// look notes which nodes confirm, by the carriers of an address. It returns the nodes to pass over, and when there may be
+// Look notes which nodes confirm, by the carriers of an address. It returns the nodes to pass over, and when there may be
 // another; 0: none is waited for. A node that found another host with the address is not passed over: the next one would find it, too.
-func (s silences) look(carriers []assignments.Carrier, now time.Time) (over []string, again time.Duration) {
+func (s Silences) Look(carriers []assignments.Carrier, now time.Time) (over []string, again time.Duration) {
 	for _, c := range carriers {
 		was, waited := s[c.Node]
 		switch {
@@ -47,11 +48,35 @@ func (s silences) look(carriers []assignments.Carrier, now time.Time) (over []st
 			delete(s, node)
 		case waited >= patience:
 			over = append(over, node)
-			again = sooner(again, passedOver-waited)
+			again = Sooner(again, passedOver-waited)
 		default:
-			again = sooner(again, patience-waited)
+			again = Sooner(again, patience-waited)
 		}
 	}
 	slices.Sort(over)
 	return over, again
+}
+
+// Problem says why a planned node does not carry an address; empty if all do, or may yet. over are passed over.
+func (s Silences) Problem(address string, carriers []assignments.Carrier, over []string) string {
+	inUse := slices.IndexFunc(carriers, func(c assignments.Carrier) bool {
+		return c.Refused.Reason == v1alpha1.RefusedInUse || c.Refused.Reason == v1alpha1.RefusedNotYet
+	})
+	switch {
+	case inUse >= 0:
+		return fmt.Sprintf("Node %s does not carry %s: %s.", carriers[inUse].Node, address, carriers[inUse].Refused.Message)
+	case len(over) > 0 && s[over[0]].why != "":
+		return fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], address, s[over[0]].why)
+	case len(over) > 0:
+		return fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], address)
+	}
+	return ""
+}
+
+// Sooner returns the shorter wait, where 0 is none.
+func Sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package services
+package carriers
 
 import (
 	"fmt"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -20,7 +19,7 @@ const address = "10.0.70.2"
 
 // heaviest returns nodes in the order in which they are chosen for the address.
 func heaviest(nodes ...string) []string {
-	return choose(address, len(nodes), true, nodes, nil, func(string) bool { return true }).targets
+	return Choose(address, len(nodes), true, nodes, nil, func(string) bool { return true }).Targets
 }
 
 // Who carries an address changes only for a reason: the nodes that do stay, the next confirm before others go, and a lost
@@ -59,9 +58,9 @@ func TestChoose(t *testing.T) {
 		"more than wanted":                {most: 1, qualified: order, now: []assignments.Carrier{carries(fourth), carries(third)}, want: []string{third}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := choose(address, test.most, !test.drop, test.qualified, test.now, func(node string) bool { return node != test.lost })
+			p := Choose(address, test.most, !test.drop, test.qualified, test.now, func(node string) bool { return node != test.lost })
 			slices.Sort(test.want)
-			if diff := cmp.Diff(test.want, p.nodes); diff != "" {
+			if diff := cmp.Diff(test.want, p.Nodes); diff != "" {
 				t.Errorf("nodes (-want +got):\n%s", diff)
 			}
 		})
@@ -79,9 +78,9 @@ func TestSpread(t *testing.T) {
 	count := map[string]int{}
 	for i := range addresses {
 		addr := fmt.Sprintf("10.0.%d.%d", i/250, i%250)
-		first := choose(addr, 1, true, all, nil, alive).targets[0]
+		first := Choose(addr, 1, true, all, nil, alive).Targets[0]
 		count[first]++
-		if without := choose(addr, 1, true, all[1:], nil, alive).targets[0]; first != all[0] && without != first {
+		if without := Choose(addr, 1, true, all[1:], nil, alive).Targets[0]; first != all[0] && without != first {
 			t.Errorf("%s moves from %s to %s, because %s is gone", addr, first, without, all[0])
 		}
 	}
@@ -90,36 +89,6 @@ func TestSpread(t *testing.T) {
 		if n := count[node]; n < 60 || n > 140 {
 			t.Errorf("%s has %d addresses of %d", node, n, addresses)
 		}
-	}
-}
-
-func TestWithEndpoints(t *testing.T) {
-	yes, no := true, false
-	endpoint := func(node string, ready, serving, terminating *bool) discoveryv1.Endpoint {
-		e := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: ready, Serving: serving, Terminating: terminating}}
-		if node != "" {
-			e.NodeName = &node
-		}
-		return e
-	}
-	for name, test := range map[string]struct {
-		endpoints []discoveryv1.Endpoint
-		want      map[string]bool
-	}{
-		"none":                         {want: map[string]bool{}},
-		"ready":                        {[]discoveryv1.Endpoint{endpoint("a", &yes, &yes, &no), endpoint("b", nil, nil, nil)}, map[string]bool{"a": true, "b": true}},
-		"not ready":                    {[]discoveryv1.Endpoint{endpoint("a", &no, &no, &no), endpoint("b", &no, &yes, &no)}, map[string]bool{}},
-		"terminating beside ready":     {[]discoveryv1.Endpoint{endpoint("a", &no, &yes, &yes), endpoint("b", &yes, &yes, &no)}, map[string]bool{"b": true}},
-		"only terminating, some serve": {[]discoveryv1.Endpoint{endpoint("a", &no, &yes, &yes), endpoint("b", &no, &no, &yes)}, map[string]bool{"a": true}},
-		"without a node":               {[]discoveryv1.Endpoint{endpoint("", &yes, &yes, &no)}, map[string]bool{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			half := len(test.endpoints) / 2 // in two slices
-			got := withEndpoints([]*discoveryv1.EndpointSlice{{Endpoints: test.endpoints[:half]}, {Endpoints: test.endpoints[half:]}})
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
 	}
 }
 
@@ -138,11 +107,11 @@ func TestTakesServices(t *testing.T) {
 	} {
 		node := &v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
 		test.change(node)
-		if takes, alive := takesServices(node), isAlive(node); takes != test.takes || alive != test.alive {
+		if takes, alive := CanCarry(node), IsAlive(node); takes != test.takes || alive != test.alive {
 			t.Errorf("%s: takes Services %v, alive %v; want %v, %v", name, takes, alive, test.takes, test.alive)
 		}
 	}
-	if isAlive(nil) {
+	if IsAlive(nil) {
 		t.Error("a node that does not exist is alive")
 	}
 }
@@ -179,7 +148,7 @@ func TestAnsweredBy(t *testing.T) {
 		if test.routed {
 			ip.Spec.Network.Mode = v1alpha1.NetworkRouted
 		}
-		spec, changed := answeredBy(ip, plan{targets: test.targets}, []assignments.Carrier{{Node: test.node, Assigned: test.carried, Carried: true}, {Node: "other", Assigned: true, Carried: true}}, func(name string) *v1.Node { return nodes[name] })
+		spec, changed := AnsweredBy(ip, Plan{Targets: test.targets}, []assignments.Carrier{{Node: test.node, Assigned: test.carried, Carried: true}, {Node: "other", Assigned: true, Carried: true}}, func(name string) *v1.Node { return nodes[name] })
 		last := "none"
 		if spec.LastNode != nil {
 			last = spec.LastNode.Name
