@@ -30,7 +30,8 @@ type Candidates struct {
 	parts    []candidate
 	// kept are the kept addresses of all parts, each once.
 	kept []netip.Addr
-	// givenUp are idle addresses of the owner in pools that the request does not name, the pod's last one first.
+	// givenUp are idle addresses of the owner in pools that the request does not name, the pod's last
+	// one first.
 	givenUp []allocator.Record
 	// asked are the request's parts before defaultFamily chose families.
 	asked []Part
@@ -80,7 +81,8 @@ const (
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
 	// ReasonNodeCap is of nodes that limit their addresses: see [podrequest.Reader.WithinNode].
 	ReasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
-	// ReasonNoSession begins the reason of nodes that pools serve only with an established BGP session.
+	// ReasonNoSession begins the reason of nodes that pools serve only with an established BGP
+	// session.
 	ReasonNoSession = "node(s) without an established BGP session, which IPPool "
 	// ReasonNoAgent is of nodes where another CNI plugin would give the pod its address.
 	ReasonNoAgent = "node(s) where no Berth agent is ready"
@@ -144,8 +146,9 @@ func (i *IPAM) look(c *Candidates) error {
 	return nil
 }
 
-// restingNow returns the addresses that rest for the namespace and for nothing but their last nodes:
-// also the node of the next pod asks these. In a pool with a cooldown nobody gets them before it is over.
+// restingNow returns the addresses that rest for the namespace and for nothing but their last
+// nodes: also the node of the next pod asks these. In a pool with a cooldown nobody gets them
+// before it is over.
 func (c *Candidates) restingNow(now time.Time) []allocator.Record {
 	if c.request.isAhead() {
 		return nil
@@ -389,8 +392,8 @@ func (c *Candidates) Room(reach *pools.Reach) int64 {
 	return int64(min(room, math.MaxInt32))
 }
 
-// HasRouted returns whether routers would lead an address of the pod to its node: a kept one, or one of some
-// pool that it may use.
+// HasRouted returns whether routers would lead an address of the pod to its node: a kept one, or
+// one of some pool that it may use.
 func (c *Candidates) HasRouted() bool {
 	for position, pool := range c.state.snapshot.Pools() {
 		if pool.Routed && c.isOf(position) {
@@ -405,8 +408,8 @@ func (c *Candidates) isOf(position int) bool {
 	return c.mayServe(position) || slices.ContainsFunc(c.parts, func(p candidate) bool { return len(p.usable[position]) > 0 })
 }
 
-// WithoutSession returns the rejection of a node that has no established BGP session, and this reach with one: nil if pools of
-// the reach that require a session could not serve the pod either.
+// WithoutSession returns the rejection of a node that has no established BGP session, and this
+// reach with one: nil if pools of the reach that require a session could not serve the pod either.
 func (c *Candidates) WithoutSession(reach *pools.Reach) *Rejection {
 	var names []string
 	for _, position := range reach.Positions() {

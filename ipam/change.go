@@ -54,8 +54,8 @@ const (
 	// LackOwner is an address of its owner: the owner must be allowed more addresses, or
 	// another of its pods must give one back.
 	LackOwner
-	// LackAgent is an agent, or a BGP session, on a node of its pools. The pool serves that node when the agent is ready,
-	// or the session is established.
+	// LackAgent is an agent, or a BGP session, on a node of its pools. The pool serves that node when
+	// the agent is ready, or the session is established.
 	LackAgent
 )
 
@@ -131,8 +131,8 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.pool == nil {
 		return false
 	}
-	// A request that lacks something else than an address hears of no freed one, unless its owner may have
-	// more by now.
+	// A request that lacks something else than an address hears of no freed one, unless its owner may
+	// have more by now.
 	hears := lack == 0 || lack&LackAddress != 0
 	if !request.isAhead() && (request.Claim != "" || !hears && lack&LackOwner != 0 && request.FixedSet) {
 		owner := h.stateOf(request)
@@ -168,9 +168,9 @@ func (h *helping) fits(request *Request) bool {
 }
 
 // serves says whether it may help a request that the pool serves another node. If the pool has no
-// address for a request that lacks one, a victim there may have one; else the next freed address helps.
-// A request that lacks something else hears of no freed address, so its next attempt must find out that
-// it lacks one.
+// address for a request that lacks one, a victim there may have one; else the next freed address
+// helps. A request that lacks something else hears of no freed address, so its next attempt must
+// find out that it lacks one.
 func (h *helping) serves(request *Request, lack Lack) bool {
 	other := lack&(LackOwner|LackAgent) != 0
 	switch {
@@ -182,8 +182,8 @@ func (h *helping) serves(request *Request, lack Lack) bool {
 	return other || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name) || h.preempts(request)
 }
 
-// preempts says whether the end of a victim of lower priority would give the request an address of the
-// pool.
+// preempts says whether the end of a victim of lower priority would give the request an address of
+// the pool.
 func (h *helping) preempts(request *Request) bool {
 	return slices.ContainsFunc(h.change.Victims, func(v Victim) bool {
 		return request.MayPreempt && v.Priority < request.Priority && slices.ContainsFunc(h.ipam.book.OfPod(v.Namespace, v.UID), func(record allocator.Record) bool {

@@ -116,9 +116,9 @@ func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *poo
 	})
 }
 
-// write writes the FloatingIP of an address. The end of the owner's last pod has the controller write a kept
-// address as well, at the same time: the address is still the owner's then, and write tries again with the
-// FloatingIP as it is now.
+// write writes the FloatingIP of an address. The end of the owner's last pod has the controller
+// write a kept address as well, at the same time: the address is still the owner's then, and write
+// tries again with the FloatingIP as it is now.
 func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, pods Pods) (*v1alpha1.FloatingIP, error) {
 	const attempts = 4
 	for n := 1; ; n++ {
@@ -136,8 +136,8 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pool
 	}
 }
 
-// isStillKept reads the FloatingIP of a kept address again. It returns whether the address is still the owner's, and
-// no other pod has it than before.
+// isStillKept reads the FloatingIP of a kept address again. It returns whether the address is still
+// the owner's, and no other pod has it than before.
 func (i *IPAM) isStillKept(ctx context.Context, a *address) (bool, error) {
 	_, record, err := i.read(ctx, a)
 	if apierrors.IsNotFound(err) {
@@ -273,12 +273,12 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 	return i.takeOver(ctx, r, a, spec, pods)
 }
 
-// Abandon takes back Commit's writes for a pod that is gone, bound by another scheduler to another node or
-// not to be bound by this attempt: it deletes the FloatingIPs that Commit created, and
+// Abandon takes back Commit's writes for a pod that is gone, bound by another scheduler to another
+// node or not to be bound by this attempt: it deletes the FloatingIPs that Commit created, and
 // retains addresses for their owner that were retained before. An address that the external
-// assigner was told to attach stays without a pod until the controller has it detached.
-// Abandon leaves alone addresses that another scheduler took over since: it may be about to
-// bind the pod with them.
+// assigner was told to attach stays without a pod until the controller has it detached. Abandon
+// leaves alone addresses that another scheduler took over since: it may be about to bind the pod
+// with them.
 //
 // It blocks, and may be called again after an error.
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {

@@ -37,8 +37,8 @@ func newDeletions(cooldown func(pool string) time.Duration, over func(addr netip
 	return &deletions{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: wakeup.New()}
 }
 
-// begin notes that the cooldown of an address begins now, and that the address rests for at least some
-// time. It does not block.
+// begin notes that the cooldown of an address begins now, and that the address rests for at least
+// some time. It does not block.
 func (r *deletions) begin(addr netip.Addr, pool string, least time.Duration) {
 	r.mu.Lock()
 	r.all[addr] = deletion{pool, time.Now(), least}

@@ -170,7 +170,8 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
 }
 
-// stays says that an address stays kept while the pod waits for one of another pool; nil if there is none.
+// stays says that an address stays kept while the pod waits for one of another pool; nil if there
+// is none.
 func (c *Candidates) stays() []string {
 	if len(c.givenUp) == 0 {
 		return nil
@@ -235,7 +236,8 @@ func (c *Candidates) capText(pool *pools.Pool) string {
 // mostAsked is how many addresses of an owner are gone through for a text.
 const mostAsked = 100
 
-// setInUseText says that other pods have the owner's addresses, and of a few how many are coming back.
+// setInUseText says that other pods have the owner's addresses, and of a few how many are coming
+// back.
 func (c *Candidates) setInUseText() string {
 	owner := c.claimant.Owner
 	v4, v6 := c.book.Owned(owner)
@@ -267,8 +269,8 @@ func (c *Candidates) setInUseText() string {
 // endsFirst is what lets an update end pods whose addresses the next ones need.
 const endsFirst = "an update that starts a pod before it ends one waits for ever: set maxUnavailable: 1 and maxSurge: 0, or strategy Recreate"
 
-// isOfItsOwn says whether a pod of the waiting one's workload has the address, and goes on. A claim's records do not say the workload,
-// but a pod is named after its own.
+// isOfItsOwn says whether a pod of the waiting one's workload has the address, and goes on. A
+// claim's records do not say the workload, but a pod is named after its own.
 func (c *Candidates) isOfItsOwn(record *allocator.Record) bool {
 	if record.PodUID == "" || record.PodUID == c.request.UID || record.Owner.Namespace != c.request.Namespace || c.terminating(record) {
 		return false
@@ -299,7 +301,8 @@ func (c *Candidates) hasAll(ranges []iprange.Range) bool {
 	return true
 }
 
-// limitText says that the pod's claim has all its addresses, and how many of the pod's own workload.
+// limitText says that the pod's claim has all its addresses, and how many of the pod's own
+// workload.
 func (c *Candidates) limitText() string {
 	const remedy = "raise spec.size, or wait for one of its pods to end"
 	text, own := fmt.Sprintf("IPClaim %q has all %d addresses that its size allows", c.request.Claim, c.claimant.Limit), 0
@@ -323,8 +326,8 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// whoHas returns a text that says why an address is not free. Everybody who may read the pod's events reads it, so it
-// names no owner of another namespace.
+// whoHas returns a text that says why an address is not free. Everybody who may read the pod's
+// events reads it, so it names no owner of another namespace.
 func (c *Candidates) whoHas(addr netip.Addr) string {
 	record, ok := c.book.Stored(addr)
 	switch {

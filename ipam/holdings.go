@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/ipam/sorted"
 )
 
-// spare is how many more addresses of a class the candidates have than the pod could take, in case that other
-// schedulers take some before Reserve. An owner may have addresses in hundreds of pools.
+// spare is how many more addresses of a class the candidates have than the pod could take, in case
+// that other schedulers take some before Reserve. An owner may have addresses in hundreds of pools.
 const spare = 2
 
 // Kept returns addresses of the owner among which the pod must have some, each once; of many
@@ -64,7 +64,8 @@ func (c *Candidates) held() []allocator.Record {
 		} else {
 			home = -1
 		}
-		// A claim's ranges count as its pools do: all its pods have them. Lists of one pod say nothing of the others.
+		// A claim's ranges count as its pools do: all its pods have them. Lists of one pod say nothing of
+		// the others.
 		outside := !ok && c.request.HasRanges && slices.ContainsFunc(parts, func(p Part) bool { return (&Part{Family: p.Family}).Fits(record.Addr) })
 		if outside || ok && c.request.givesUp(record, pool) {
 			givenUp[record.Addr] = *record
@@ -78,7 +79,8 @@ func (c *Candidates) held() []allocator.Record {
 	return held
 }
 
-// limitWithoutGivenUp lets a claim at its size have an address in the place of one that it gives up, and that is freed then.
+// limitWithoutGivenUp lets a claim at its size have an address in the place of one that it gives
+// up, and that is freed then.
 func (c *Candidates) limitWithoutGivenUp() {
 	for i := range c.givenUp {
 		if c.givenUp[i].Addr.Is4() {
@@ -89,8 +91,8 @@ func (c *Candidates) limitWithoutGivenUp() {
 	}
 }
 
-// GivenUp says of each address that the pod would have had again, if it named its pool, why it has another one and what becomes
-// of it. Texts for the user.
+// GivenUp says of each address that the pod would have had again, if it named its pool, why it has
+// another one and what becomes of it. Texts for the user.
 func (c *Candidates) GivenUp() []string {
 	var texts []string
 	for at := range c.parts {

@@ -272,7 +272,8 @@ func (i *IPAM) rested(addr netip.Addr) {
 	}
 }
 
-// tellShare tells that a namespace has one address fewer, if its pool has a cap, and whether on trial.
+// tellShare tells that a namespace has one address fewer, if its pool has a cap, and whether on
+// trial.
 func (i *IPAM) tellShare(addr netip.Addr, namespace string, trial bool) {
 	state := i.state.Load()
 	if state == nil {

@@ -63,8 +63,8 @@ type KnownPods interface {
 // a pod is gone. Safe for concurrent use.
 func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
 
-// recordedPods answers the book's questions about the pods of its records. Of a Service, which package services
-// takes the address from, it knows nothing.
+// recordedPods answers the book's questions about the pods of its records. Of a Service, which
+// package services takes the address from, it knows nothing.
 type recordedPods struct{ known *atomic.Pointer[KnownPods] }
 
 func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
@@ -94,8 +94,8 @@ func (i *IPAM) PodEnded(namespace, uid string) {
 	}
 }
 
-// Holder is the pod that a FloatingIP records; without a UID, the last one, while the external assigner
-// has to detach the address from its node. Comparable.
+// Holder is the pod that a FloatingIP records; without a UID, the last one, while the external
+// assigner has to detach the address from its node. Comparable.
 type Holder struct{ Namespace, Name, UID string }
 
 func holderOf(record *allocator.Record) Holder {
@@ -108,8 +108,8 @@ func holderOf(record *allocator.Record) Holder {
 	return Holder{}
 }
 
-// HoldersOf returns the holders of the addresses that a pod has, or had last if it has none and they are to be
-// detached. It does not block.
+// HoldersOf returns the holders of the addresses that a pod has, or had last if it has none and
+// they are to be detached. It does not block.
 func (i *IPAM) HoldersOf(namespace, name, uid string) map[netip.Addr]Holder {
 	holders := map[netip.Addr]Holder{}
 	for _, record := range slices.Concat(i.book.OfPod(namespace, uid), i.book.OfPod(namespace, name)) {
@@ -138,10 +138,11 @@ func (i *IPAM) EndingHolders() map[netip.Addr]Holder {
 	return holders
 }
 
-// lastNode returns the node to record for an address that leaves its stored record: the one that may
-// carry it still, nil if there is none. It is the node of the pod from which the address is taken, unless
-// that was never bound: a scheduler does not see the last state of pods, because kube-scheduler's watch
-// ends with their final phase. A live agent tells the next node at once that it has stopped.
+// lastNode returns the node to record for an address that leaves its stored record: the one that
+// may carry it still, nil if there is none. It is the node of the pod from which the address is
+// taken, unless that was never bound: a scheduler does not see the last state of pods, because
+// kube-scheduler's watch ends with their final phase. A live agent tells the next node at once that
+// it has stopped.
 func (i *IPAM) lastNode(stored *allocator.Record) *v1alpha1.NodeReference {
 	var last *v1alpha1.NodeReference
 	if stored.LastNode != (allocator.NodeReference{}) {

@@ -79,8 +79,8 @@ func (i *IPAM) candidatesAhead(state *state, request Request, number int) (*Cand
 	return c, c.check()
 }
 
-// ofService answers Commit about a Service, in the place of a pod. confirm asks the API server about the Service
-// and its namespace.
+// ofService answers Commit about a Service, in the place of a pod. confirm asks the API server
+// about the Service and its namespace.
 type ofService struct{ confirm func(context.Context) error }
 
 var _ Pods = ofService{}

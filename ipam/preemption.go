@@ -57,7 +57,8 @@ func (c *Candidates) AddVictim(preemption *Preemption, namespace, podUID string)
 	}
 }
 
-// AddEnd adds to a preemption the changes that the end of the holder of an address would bring to this request.
+// AddEnd adds to a preemption the changes that the end of the holder of an address would bring to
+// this request.
 func (c *Candidates) AddEnd(preemption *Preemption, addr netip.Addr) {
 	if record, ok := c.book.Stored(addr); ok && !record.Reserved && !record.Cooling {
 		c.addEnd(preemption, &record)

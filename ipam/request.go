@@ -26,8 +26,8 @@ type Request struct {
 	// Request has no Name if an owner makes it for itself.
 	podrequest.Request
 	Owner Owner
-	// OfService: a Service requests the addresses, and not a pod. Namespace, Name and UID are the Service's. Share
-	// is the key by which it shares them with others.
+	// OfService: a Service requests the addresses, and not a pod. Namespace, Name and UID are the
+	// Service's. Share is the key by which it shares them with others.
 	OfService bool
 	Share     string
 	// FixedSet: the owner keeps addresses for MaxPods pods. While as many pods have
@@ -146,8 +146,8 @@ func (r *Request) Names(pool *pools.Pool) bool {
 	return r.PoolSelector == nil || r.PoolSelector.Matches(pool.Labels)
 }
 
-// givesUp says whether the request names other pools than the one of an address that its owner has: the pod gets an
-// address of a pool that it names. pool is nil where none contains the address.
+// givesUp says whether the request names other pools than the one of an address that its owner has:
+// the pod gets an address of a pool that it names. pool is nil where none contains the address.
 func (r *Request) givesUp(record *allocator.Record, pool *pools.Pool) bool {
 	switch {
 	case r.Owner.IsNode():

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentca makes the certificates by which agents prove to each other on which node they are,
-// and says which authorities agents believe. It is pure: package signer reads and writes the objects.
+// Package agentca makes the certificates by which agents prove to each other on which node they
+// are, and says which authorities agents believe. It is pure: package signer reads and writes the
+// objects.
 //
 // A certificate names its node: the CommonName is the node's name, the serialNumber of its subject
 // the Node's UID. It signs datagrams (agent/answering/datagram) and nothing else.
@@ -147,9 +148,9 @@ func isOf(certificate *x509.Certificate, cluster string) bool {
 	return len(certificate.URIs) == 1 && certificate.URIs[0].String() == clusterURI(cluster).String()
 }
 
-// NextBundle returns the certificates that agents of a cluster believe after the ones of bundle. The
-// first one is the authority that signs. published says that a has been in the bundle for Overlap. The
-// others stay until all that they signed has ended.
+// NextBundle returns the certificates that agents of a cluster believe after the ones of bundle.
+// The first one is the authority that signs. published says that a has been in the bundle for
+// Overlap. The others stay until all that they signed has ended.
 func NextBundle(a *Authority, cluster string, bundle []*x509.Certificate, published bool) []*x509.Certificate {
 	others := slices.DeleteFunc(slices.Clone(bundle), func(c *x509.Certificate) bool {
 		return c.Equal(a.Certificate) || !isOf(c, cluster)

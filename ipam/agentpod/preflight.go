@@ -6,7 +6,8 @@ import "net/netip"
 
 // Preflight is a node as an agent would find it, in JSON: the output of berth-agent preflight.
 type Preflight struct {
-	// Kernel, Uplink, Network, KubeProxy and Policies are for people. Network is that of pods without a floating IP.
+	// Kernel, Uplink, Network, KubeProxy and Policies are for people. Network is that of pods without
+	// a floating IP.
 	Kernel    string `json:"kernel,omitempty"`
 	Uplink    string `json:"uplink,omitempty"`
 	Network   string `json:"network,omitempty"`

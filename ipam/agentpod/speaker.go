@@ -15,8 +15,8 @@ const (
 	ProgramsOfNodes = labelName + " in (" + name + ", " + Speaker + ")"
 )
 
-// IsSpeaker says whether a pod of Berth's namespace is a speaker's that runs, or is about to. One that is being deleted leaves
-// its sessions to its successor (graceful restart, RFC 4724).
+// IsSpeaker says whether a pod of Berth's namespace is a speaker's that runs, or is about to. One
+// that is being deleted leaves its sessions to its successor (graceful restart, RFC 4724).
 //
 // A speaker has [IsReady] while it has an established session, or no BGPPeer selects its node.
 func IsSpeaker(pod *v1.Pod) bool {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentport asks the agents of nodes at their ports, through the API server's proxy to their
-// pods, with a token for the one agent: see package agentpod. Other programs of Berth's are asked alike.
+// Package agentport asks the agents of nodes at their ports, through the API server's proxy to
+// their pods, with a token for the one agent: see package agentpod. Other programs of Berth's are
+// asked alike.
 package agentport
 
 import (
@@ -40,8 +41,9 @@ const (
 	tokenSeconds = 600
 )
 
-// Agent asks the agent in a pod. Only that agent can answer: the token is for it by the node's name, and the agent has the API server
-// review the token by one of its own, which ends with its pod.
+// Agent asks the agent in a pod. Only that agent can answer: the token is for it by the node's
+// name, and the agent has the API server review the token by one of its own, which ends with its
+// pod.
 func (p *Ports) Agent(pod *v1.Pod) inquiry.Client {
 	return func(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
 		q := Question{
@@ -56,7 +58,8 @@ func (p *Ports) Agent(pod *v1.Pod) inquiry.Client {
 	}
 }
 
-// Carried returns the addresses that a node carries, or is about to carry or to stop carrying: the answer of its ready agent. It blocks.
+// Carried returns the addresses that a node carries, or is about to carry or to stop carrying: the
+// answer of its ready agent. It blocks.
 func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) {
 	agents, err := p.Kube.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
@@ -80,7 +83,8 @@ func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) 
 	return addrs, nil
 }
 
-// Witness has the agent in a pod find out whether another node answers. It blocks for about a second.
+// Witness has the agent in a pod find out whether another node answers. It blocks for about a
+// second.
 func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
 	return p.Agent(agent).Witness(ctx, q)
 }
@@ -95,12 +99,13 @@ type Question struct {
 	// Pod is the program's, whose node the token ends with, and Of names the program in errors.
 	Pod *v1.Pod
 	Of  string
-	// Account is the ServiceAccount of Berth's namespace whose token the program gets. A Role of its name lets users have
-	// the token made. Audience is whom the token is for.
+	// Account is the ServiceAccount of Berth's namespace whose token the program gets. A Role of its
+	// name lets users have the token made. Audience is whom the token is for.
 	Account, Audience string
 }
 
-// Ask puts a question to a program. The program's own error is returned as its text alone. It blocks, for patience at most.
+// Ask puts a question to a program. The program's own error is returned as its text alone. It
+// blocks, for patience at most.
 func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -141,7 +146,8 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	return answer, nil
 }
 
-// ofProgram returns the text of an error that is a program's, and not the API server's: it is no object.
+// ofProgram returns the text of an error that is a program's, and not the API server's: it is no
+// object.
 func ofProgram(err error) (text string, is bool) {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {

@@ -107,7 +107,8 @@ func (e *entry) isOf(key ownerKey) bool {
 	return owner == key
 }
 
-// promisedFromRest says whether the address rests for the pods of a namespace and is promised to one.
+// promisedFromRest says whether the address rests for the pods of a namespace and is promised to
+// one.
 func (e *entry) promisedFromRest() bool { return e.promised != nil && e.restsFor() != "" }
 
 func (e *entry) promisedTo(podUID string) bool {
@@ -119,8 +120,9 @@ func (e *entry) usable(owner Owner, podUID string, gone func(*entry) bool) bool 
 	return e.stored != nil && e.heldBy(owner, podUID, gone) && (e.promised == nil || e.promised.podUID == podUID || e.promised.passesTo(owner))
 }
 
-// passesTo says whether the promise passes to the next pod of the owner. The API server has one pod of a name at a time, and
-// refuses to bind one that it has no more: so a pod that is replaced while its address is being committed never runs with it.
+// passesTo says whether the promise passes to the next pod of the owner. The API server has one pod
+// of a name at a time, and refuses to bind one that it has no more: so a pod that is replaced while
+// its address is being committed never runs with it.
 func (p *promise) passesTo(owner Owner) bool { return owner.PodName != "" && p.owner == owner.key() }
 
 // Allocator is the book. Safe for concurrent use; methods wait only for the mutex.
@@ -140,11 +142,11 @@ type Allocator struct {
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
-	// byPod lists the addresses by the UID of the pod that has them or is promised them, and the ones that are to be
-	// detached by the name of the last pod.
+	// byPod lists the addresses by the UID of the pod that has them or is promised them, and the ones
+	// that are to be detached by the name of the last pod.
 	byPod byPod
-	// large are the holdings of owners that had at least many addresses when somebody asked. byLastPod lists
-	// the addresses of these owners that are ready by the name of the last pod.
+	// large are the holdings of owners that had at least many addresses when somebody asked. byLastPod
+	// lists the addresses of these owners that are ready by the name of the last pod.
 	large     map[ownerKey]*holding
 	many      int
 	byLastPod byPod
@@ -288,9 +290,9 @@ func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
 	}
 }
 
-// take returns an address of a pool that is not in use. The caller must mark it as in use. A pool that nobody took
-// an address of begins behind the address whose object was created last: the ones before it may have been given,
-// and freed, by an earlier process just now.
+// take returns an address of a pool that is not in use. The caller must mark it as in use. A pool
+// that nobody took an address of begins behind the address whose object was created last: the ones
+// before it may have been given, and freed, by an earlier process just now.
 func (a *Allocator) take(space *freeSpace) (netip.Addr, bool) {
 	if !space.begun {
 		var newest *entry
@@ -364,8 +366,8 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	return before != unused && after == unused
 }
 
-// recount moves the entry from one use to another in the index, and in the queue and the counts of its pool, which
-// may be nil. listed is whether the index had the entry before.
+// recount moves the entry from one use to another in the index, and in the queue and the counts of
+// its pool, which may be nil. listed is whether the index had the entry before.
 func (a *Allocator) recount(home *freeSpace, e *entry, listed bool, before, after use) {
 	switch {
 	case before == unused:
@@ -388,8 +390,8 @@ func (a *Allocator) recount(home *freeSpace, e *entry, listed bool, before, afte
 	}
 }
 
-// restsFor returns the UID of the namespace whose pods may have the address although it rests; empty:
-// there is none.
+// restsFor returns the UID of the namespace whose pods may have the address although it rests;
+// empty: there is none.
 func (e *entry) restsFor() string {
 	if e.stored == nil || !e.stored.cooling {
 		return ""
@@ -417,8 +419,8 @@ func (a *Allocator) restFor(before string, e *entry) {
 	}
 }
 
-// Resting returns the records of addresses at rest that pods of a namespace may have, by its UID, in the
-// order of their addresses. It leaves out addresses that are promised to a pod.
+// Resting returns the records of addresses at rest that pods of a namespace may have, by its UID,
+// in the order of their addresses. It leaves out addresses that are promised to a pod.
 func (a *Allocator) Resting(namespaceUID string) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -479,14 +481,14 @@ func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	}
 }
 
-// Held returns stored addresses that owner may use for the pod podUID, in order of
-// preference: the pod's own, addresses that a pod with the name podName had, the
-// oldest. It leaves out addresses promised to another pod, but for one that had the name of an owner with one pod.
+// Held returns stored addresses that owner may use for the pod podUID, in order of preference: the
+// pod's own, addresses that a pod with the name podName had, the oldest. It leaves out addresses
+// promised to another pod, but for one that had the name of an owner with one pod.
 //
-// class says in which class an address is, and whether the pod may have it at all. Held
-// returns the first most addresses of each class, because an owner may have thousands. Classes may
-// differ by the address itself only if byAddress is set, which costs a look at all addresses that come
-// into question. class is called under the lock and must not keep its argument.
+// class says in which class an address is, and whether the pod may have it at all. Held returns the
+// first most addresses of each class, because an owner may have thousands. Classes may differ by
+// the address itself only if byAddress is set, which costs a look at all addresses that come into
+// question. class is called under the lock and must not keep its argument.
 func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddress bool, class func(*Record) (number uint64, ok bool)) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -563,8 +565,9 @@ func (a *Allocator) Without(listed map[string]bool, version uint64) (records []R
 	return records
 }
 
-// HeldBy returns the records, in no order, that name a pod, or whose address has to be detached from the
-// node of one, and that match. It calls matches under the lock, and matches must not keep its argument.
+// HeldBy returns the records, in no order, that name a pod, or whose address has to be detached
+// from the node of one, and that match. It calls matches under the lock, and matches must not keep
+// its argument.
 func (a *Allocator) HeldBy(matches func(*Record) bool) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -19,8 +19,9 @@
 // for the newest. No other operation goes through the addresses in
 // use: a bitmap with summaries finds the next unused address.
 //
-// An owner may have thousands of addresses. The book lists its idle ones by pool and terms, the oldest first,
-// and the others by their pods, so a pod of the owner costs a look at the first few of each list.
+// An owner may have thousands of addresses. The book lists its idle ones by pool and terms, the
+// oldest first, and the others by their pods, so a pod of the owner costs a look at the first few
+// of each list.
 //
 // Only addresses in use and addresses freed since the start take memory. In a pool so
 // large that it is never used up, only addresses in use do: an IPv6 /64 costs as little

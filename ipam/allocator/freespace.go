@@ -47,9 +47,9 @@ func (v *View) Free(position int) uint64 { return v.free[position].Load() }
 
 // freeSpace gives the addresses of one pool. The caller's lock guards it.
 //
-// Its first round gives each address that is free and was not freed since the start. Addresses that were
-// freed since are in the queue (resting), in the order in which they were freed. An inexhaustible pool has
-// no queue.
+// Its first round gives each address that is free and was not freed since the start. Addresses that
+// were freed since are in the queue (resting), in the order in which they were freed. An
+// inexhaustible pool has no queue.
 type freeSpace struct {
 	Pool
 	count [uses]int
@@ -58,8 +58,8 @@ type freeSpace struct {
 
 	// begun: round and next are set.
 	begun bool
-	// round has the ranges that the first round is not done with; next is the cursor in the first of them, invalid
-	// if there is none.
+	// round has the ranges that the first round is not done with; next is the cursor in the first of
+	// them, invalid if there is none.
 	round   iprange.Set
 	next    netip.Addr
 	resting ring
@@ -120,8 +120,8 @@ func (f *freeSpace) take(in *index) (netip.Addr, bool) {
 	return f.advance(in)
 }
 
-// advance returns the next address of the round that is neither in use nor in the queue, and moves the cursor
-// behind it.
+// advance returns the next address of the round that is neither in use nor in the queue, and moves
+// the cursor behind it.
 func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	for f.next.IsValid() {
 		last := f.round[0].Last

@@ -15,9 +15,9 @@ import (
 // largeOwner is the number of addresses from which on an owner has a [holding].
 const largeOwner = 64
 
-// holding lists the addresses of an owner that has many, so that nobody goes through all of them for each
-// of its pods. The book makes it when it is first asked about the owner's addresses, and drops it when
-// the owner has none any more, or when the pools change.
+// holding lists the addresses of an owner that has many, so that nobody goes through all of them
+// for each of its pods. The book makes it when it is first asked about the owner's addresses, and
+// drops it when the owner has none any more, or when the pools change.
 type holding struct {
 	v4, v6 int
 	takers takers
@@ -122,7 +122,8 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 	a.countTaker(h, key, e, -1)
 }
 
-// relist puts an address into the lists of its owner anew: its pod may be gone since, or not be gone.
+// relist puts an address into the lists of its owner anew: its pod may be gone since, or not be
+// gone.
 func (a *Allocator) relist(e *entry) {
 	if key, ok := e.owner(); ok {
 		a.unlist(key, e)
@@ -139,9 +140,9 @@ func (a *Allocator) Ended(namespace, podUID string) {
 	}
 }
 
-// each calls offer with addresses that owner may use for the pod podUID: the ones of the pod and of its
-// name, and the oldest of each kind until offer accepted most of them; all if most is 0. It offers some
-// twice.
+// each calls offer with addresses that owner may use for the pod podUID: the ones of the pod and of
+// its name, and the oldest of each kind until offer accepted most of them; all if most is 0. It
+// offers some twice.
 func (a *Allocator) each(h *holding, owner Owner, podUID, podName string, most int, offer func(*entry) (accepted bool)) {
 	key := owner.key()
 	for _, e := range slices.Concat(a.byPod[podKey{key.namespace, podUID}], a.byLastPod[podKey{key.namespace, podName}]) {

@@ -25,8 +25,8 @@ func (b byPod) remove(key podKey, e *entry) {
 	}
 }
 
-// holder returns the key of the pod that has an address of the owner or is promised it, or of the last pod if the
-// address is to be detached.
+// holder returns the key of the pod that has an address of the owner or is promised it, or of the
+// last pod if the address is to be detached.
 func (k ownerKey) holder(e *entry) podKey {
 	uid := e.podUID()
 	if uid == "" && e.stored != nil && e.stored.isToDetach() {
@@ -35,8 +35,8 @@ func (k ownerKey) holder(e *entry) podKey {
 	return podKey{k.namespace, uid}
 }
 
-// OfPod returns the records, in no order, that name a pod of a namespace by its UID, or whose address is to be
-// detached from the node of the last pod, which had this name.
+// OfPod returns the records, in no order, that name a pod of a namespace by its UID, or whose
+// address is to be detached from the node of the last pod, which had this name.
 func (a *Allocator) OfPod(namespace, pod string) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -48,14 +48,14 @@ type Record struct {
 	// Without a pod it must be detached first, and until then no pod gets it.
 	Attached bool
 
-	// Node is the holder's. LastNode carried the address before, and may carry it still; zero: none may.
-	// The book stores them but does not use them.
+	// Node is the holder's. LastNode carried the address before, and may carry it still; zero: none
+	// may. The book stores them but does not use them.
 	Node     string
 	LastNode NodeReference
 	// ReleasedAt is since when a cooling address rests.
 	ReleasedAt time.Time
-	// Since is when the holder got the address, or when it was retained, in whole seconds; zero: not known. The book stores it
-	// but does not use it.
+	// Since is when the holder got the address, or when it was retained, in whole seconds; zero: not
+	// known. The book stores it but does not use it.
 	Since time.Time
 
 	// UID and Version identify the stored object. Versions of one object grow
@@ -97,7 +97,8 @@ func (o Owner) key() ownerKey {
 	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName, nodeName: o.NodeName}
 }
 
-// IsNode says whether the owner is a Node, which has the address itself. Owners of pods have a namespace.
+// IsNode says whether the owner is a Node, which has the address itself. Owners of pods have a
+// namespace.
 func (o Owner) IsNode() bool { return o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == "" }
 
 // SameWorkload says whether two owners are the same workload by name, regardless of

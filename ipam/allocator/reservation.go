@@ -17,8 +17,8 @@ type Claimant struct {
 	// Limited owners may have Limit addresses of each family.
 	Limited bool
 	Limit   int
-	// GivenUp4 and GivenUp6 are how many idle addresses of each family do not count against Limit: the owner gets others
-	// in their place.
+	// GivenUp4 and GivenUp6 are how many idle addresses of each family do not count against Limit: the
+	// owner gets others in their place.
 	GivenUp4, GivenUp6 int
 	// FixedSet: the owner keeps addresses for MaxPods pods. While as many of its pods
 	// have addresses that a policy keeps, another pod gets no free address.

@@ -2,8 +2,8 @@
 
 package allocator
 
-// taker is a pod that has addresses which a workload keeps, or is promised some, or the last pod of an
-// address that must be detached from its node.
+// taker is a pod that has addresses which a workload keeps, or is promised some, or the last pod of
+// an address that must be detached from its node.
 type taker struct{ ownerUID, podUID, detachedFrom string }
 
 // taking is what a taker has.
@@ -11,8 +11,8 @@ type taking struct {
 	addresses, promises int
 }
 
-// takers are the pods that count for a fixed set: alive by the owner's UID, and the ones that are gone or
-// lost. Caches that are behind may have these again. Ready to use by newTakers.
+// takers are the pods that count for a fixed set: alive by the owner's UID, and the ones that are
+// gone or lost. Caches that are behind may have these again. Ready to use by newTakers.
 type takers struct {
 	all   map[taker]*taking
 	alive map[string]int
@@ -23,7 +23,8 @@ func newTakers() takers {
 	return takers{all: map[taker]*taking{}, alive: map[string]int{}, ended: map[string]map[taker]bool{}}
 }
 
-// taker returns who has an address of a fixed set; ok is false if nobody has, or no policy keeps it.
+// taker returns who has an address of a fixed set; ok is false if nobody has, or no policy keeps
+// it.
 func (e *entry) taker() (t taker, ok bool) {
 	if p := e.promised; p != nil {
 		return taker{ownerUID: p.ownerUID, podUID: p.podUID}, e.stored == nil || e.promisedFromRest() || e.stored.policy != PodDeleted
@@ -35,8 +36,8 @@ func (e *entry) taker() (t taker, ok bool) {
 	return t, e.stored.policy != PodDeleted && (t.podUID != "" || e.stored.attached)
 }
 
-// count notes that the taker of an address has it (by: 1), or has it no more (-1). ended says whether a
-// pod is gone or lost.
+// count notes that the taker of an address has it (by: 1), or has it no more (-1). ended says
+// whether a pod is gone or lost.
 func (s *takers) count(e *entry, by int, ended func(taker) bool) {
 	t, ok := e.taker()
 	if !ok {
@@ -81,8 +82,8 @@ func (s *takers) end(t taker, ended bool) {
 	}
 }
 
-// leaveRoom says whether fewer than MaxPods other pods than the claimant's have addresses. Of the ones that
-// ended it asks for as many as the answer depends on.
+// leaveRoom says whether fewer than MaxPods other pods than the claimant's have addresses. Of the
+// ones that ended it asks for as many as the answer depends on.
 func (s *takers) leaveRoom(c Claimant, ended func(taker) bool) bool {
 	self := taker{ownerUID: c.Owner.UID, podUID: c.PodUID}
 	of := s.ended[self.ownerUID]
@@ -134,8 +135,8 @@ func (a *Allocator) endedOf(key ownerKey, t taker) bool {
 	return false
 }
 
-// setHasRoom says whether fewer than MaxPods other pods, which are neither gone nor lost, have addresses of
-// the owner.
+// setHasRoom says whether fewer than MaxPods other pods, which are neither gone nor lost, have
+// addresses of the owner.
 func (a *Allocator) setHasRoom(c Claimant) bool {
 	if c.SetWasFull {
 		return false

@@ -18,7 +18,8 @@ import (
 	"github.com/berth-dev/berth/ipam/remote"
 )
 
-// Service is the external assigner. A request that fails temporarily is repeated, for up to three times its time limit in total.
+// Service is the external assigner. A request that fails temporarily is repeated, for up to three
+// times its time limit in total.
 var Service = remote.Service{
 	Name: "external assigner", Noun: "assigner", GRPC: assignerv1.Assigner_ServiceDesc.ServiceName, Timeout: 10 * time.Second,
 }

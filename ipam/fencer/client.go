@@ -48,8 +48,8 @@ func New(options remote.Options, requests *metrics.HistogramVec) (*Client, error
 // Close closes the connection and cancels calls in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Fence powers a machine off. It returns nil only when the fencer says that the machine is off;
-// an error is of type *[remote.Error]. It sends one request, blocks until the answer or the time limit
+// Fence powers a machine off. It returns nil only when the fencer says that the machine is off; an
+// error is of type *[remote.Error]. It sends one request, blocks until the answer or the time limit
 // of a request, and is idempotent.
 func (c *Client) Fence(ctx context.Context, machine Machine) error {
 	request := &fencerv1.FenceRequest{Name: machine.Name, Uid: string(machine.UID), ProviderId: machine.ProviderID}

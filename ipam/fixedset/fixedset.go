@@ -8,8 +8,9 @@
 // a DaemonSet has on one node, one after the other, share in the same way; but none waits.
 // docs/explanation/release.md has the rule for users.
 //
-// The annotation [v1alpha1.AnnotationSpareAddresses] of the workload's pod template overrides the strategy, at
-// once and for all pods. What pods of an older template say does not count: one set has one number.
+// The annotation [v1alpha1.AnnotationSpareAddresses] of the workload's pod template overrides the
+// strategy, at once and for all pods. What pods of an older template say does not count: one set
+// has one number.
 //
 // The scheduler uses it to decide which pods wait, the reclaimer to decide which
 // addresses without a pod are kept. All functions are pure.
@@ -39,7 +40,8 @@ type Size struct {
 	// Unlimited: no pod waits for the address of another. The workload keeps its oldest
 	// addresses, for Replicas pods.
 	Unlimited bool
-	// Partial: Replicas may count only some of its pods. No pod waits, and the workload keeps all addresses.
+	// Partial: Replicas may count only some of its pods. No pod waits, and the workload keeps all
+	// addresses.
 	Partial bool
 }
 
@@ -82,8 +84,8 @@ func SlimTemplate(template *v1.PodTemplateSpec) (slim v1.PodTemplateSpec) {
 	return slim
 }
 
-// size returns the size by the annotations of the pod template, or by the update strategy. It ignores an
-// invalid annotation: the scheduler refuses pods with it.
+// size returns the size by the annotations of the pod template, or by the update strategy. It
+// ignores an invalid annotation: the scheduler refuses pods with it.
 func size(replicas int64, template metav1.ObjectMeta, needed func() int64) Size {
 	spare, err := SpareOf(template.Annotations)
 	switch {
@@ -170,10 +172,10 @@ var sideBySide = [][]string{
 	{"spec", "strategy", "canary", "trafficRouting"},
 }
 
-// OfCustom returns the size for an object of a custom kind, or a ReplicationController.
-// replicas is how many pods its scale says. A kind with an unknown strategy may start pods
-// before it ends others, so it gets addresses for one spare pod. A kind without the one pod template may have
-// pods of several: a scale such as a training job's counts its workers, and not their master.
+// OfCustom returns the size for an object of a custom kind, or a ReplicationController. replicas is
+// how many pods its scale says. A kind with an unknown strategy may start pods before it ends
+// others, so it gets addresses for one spare pod. A kind without the one pod template may have pods
+// of several: a scale such as a training job's counts its workers, and not their master.
 func OfCustom(object map[string]any, replicas int64) Size {
 	_, templated, _ := unstructured.NestedFieldNoCopy(object, "spec", "template")
 	_, elsewhere, _ := unstructured.NestedFieldNoCopy(object, "spec", "workloadRef") // an Argo Rollout's
@@ -213,7 +215,8 @@ func OfSingle(object map[string]any) Size {
 	return size(1, templateOf(object), func() int64 { return 0 })
 }
 
-// templateOf returns the annotations of spec.template, where kinds with a scale subresource have it.
+// templateOf returns the annotations of spec.template, where kinds with a scale subresource have
+// it.
 func templateOf(object map[string]any) metav1.ObjectMeta {
 	annotations, _, _ := unstructured.NestedStringMap(object, "spec", "template", "metadata", "annotations")
 	return metav1.ObjectMeta{Annotations: annotations}

@@ -6,8 +6,8 @@
 // was cut off. It asks nobody and writes nothing: package reclaim does.
 //
 // The node is noted in spec.lastNode, in the write that takes the record from it ([After]). It is
-// asked by the agent of the address's next node, on the wire, and by the controller before an address
-// that was freed goes to another namespace.
+// asked by the agent of the address's next node, on the wire, and by the controller before an
+// address that was freed goes to another namespace.
 package lastnode
 
 import (
@@ -28,9 +28,10 @@ const Rest = time.Hour
 //
 // A kubelet writes a final phase only after it stopped the pod's sandbox, and thereby after CNI DEL
 // (pkg/kubelet of Kubernetes 1.36: SyncTerminatingPod kills the pod before it computes the final
-// status, which PodCouldHaveRunningContainers in status.mergePodStatus holds back until then). Others
-// write final phases without asking the node: PodGC and the eviction for the out-of-service taint. They
-// leave the statuses of the containers as they were. A pod that a kubelet rejects has no such statuses.
+// status, which PodCouldHaveRunningContainers in status.mergePodStatus holds back until then).
+// Others write final phases without asking the node: PodGC and the eviction for the out-of-service
+// taint. They leave the statuses of the containers as they were. A pod that a kubelet rejects has
+// no such statuses.
 func HasStopped(pod *v1.Pod) bool {
 	if pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed || len(pod.Status.ContainerStatuses) == 0 {
 		return false
@@ -45,10 +46,11 @@ func HasStopped(pod *v1.Pod) bool {
 	return true
 }
 
-// WasRejected returns whether a kubelet refused a pod before it began to start it (UnexpectedAdmissionError,
-// SysctlForbidden, OutOfcpu, …): the pod failed, and was not seen to have begun before or now. A kubelet that restarts may
-// refuse a pod that runs, and forgets its state then, so the end alone proves nothing; nor does this prove that the node does
-// not carry the pod's addresses.
+// WasRejected returns whether a kubelet refused a pod before it began to start it
+// (UnexpectedAdmissionError, SysctlForbidden, OutOfcpu, …): the pod failed, and was not seen to
+// have begun before or now. A kubelet that restarts may refuse a pod that runs, and forgets its
+// state then, so the end alone proves nothing; nor does this prove that the node does not carry the
+// pod's addresses.
 func WasRejected(before, now *v1.Pod) bool {
 	return before.UID == now.UID && now.Status.Phase == v1.PodFailed && !hasBegun(before) && !hasBegun(now)
 }
@@ -58,10 +60,10 @@ func hasBegun(pod *v1.Pod) bool {
 	return len(s.ContainerStatuses)+len(s.InitContainerStatuses)+len(s.PodIPs) > 0
 }
 
-// After returns the lastNode of an address that a pod no longer has. last is the present lastNode, node
-// the name of the pod's node, and nodeOf returns a Node as a cache has it, nil where there is none.
-// stopped says that the node does not carry the address for the pod ([HasStopped]). Then, and where a
-// person said that the node is off, last stays: that node may carry it still.
+// After returns the lastNode of an address that a pod no longer has. last is the present lastNode,
+// node the name of the pod's node, and nodeOf returns a Node as a cache has it, nil where there is
+// none. stopped says that the node does not carry the address for the pod ([HasStopped]). Then, and
+// where a person said that the node is off, last stays: that node may carry it still.
 func After(last *v1alpha1.NodeReference, node string, stopped bool, nodeOf func(name string) *v1.Node) *v1alpha1.NodeReference {
 	if node == "" || stopped {
 		return last
@@ -74,8 +76,8 @@ func After(last *v1alpha1.NodeReference, node string, stopped bool, nodeOf func(
 }
 
 // IsOff returns whether somebody said that a node is off: its Node was deleted, whether or not a
-// machine has taken over the name since, or has the taint out-of-service (KEP-2268). now is the Node of
-// its name, nil where there is none.
+// machine has taken over the name since, or has the taint out-of-service (KEP-2268). now is the
+// Node of its name, nil where there is none.
 func IsOff(last *v1alpha1.NodeReference, now *v1.Node) bool {
 	return now == nil || now.UID != last.UID || IsOutOfService(now)
 }
@@ -85,14 +87,14 @@ func IsOutOfService(node *v1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == v1.TaintNodeOutOfService })
 }
 
-// IsRested returns whether nothing but its last node keeps an address at rest: the cooldown of its pool is
-// over. releasedAt may be up to a second in the future, because the API stores seconds.
+// IsRested returns whether nothing but its last node keeps an address at rest: the cooldown of its
+// pool is over. releasedAt may be up to a second in the future, because the API stores seconds.
 func IsRested(releasedAt time.Time, cooldown time.Duration, now time.Time) bool {
 	return cooldown == 0 || !now.Before(releasedAt.Add(cooldown))
 }
 
-// Until returns when the rest of an address ends, whatever its last node says. releasedAt is the time
-// at which it was freed.
+// Until returns when the rest of an address ends, whatever its last node says. releasedAt is the
+// time at which it was freed.
 func Until(releasedAt time.Time, cooldown time.Duration) time.Time {
 	return releasedAt.Add(max(cooldown, Rest))
 }

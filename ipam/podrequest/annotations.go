@@ -58,7 +58,8 @@ func readPolicy(request *Request, annotations map[string]string) error {
 	return nil
 }
 
-// checkSpare refuses an annotation without effect. The one of the workload's pod template counts: package fixedset.
+// checkSpare refuses an annotation without effect. The one of the workload's pod template counts:
+// package fixedset.
 func checkSpare(request *Request, annotations map[string]string) error {
 	spare, err := fixedset.SpareOf(annotations)
 	if err == nil && spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
@@ -73,8 +74,8 @@ func Failover(annotations map[string]string) (bool, error) {
 	return isOnly(annotations, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
 }
 
-// AdvertiseReady reads the annotation [v1alpha1.AnnotationAdvertise] of a pod: whether its addresses
-// are announced only while it is Ready. The error is for the author of the annotation.
+// AdvertiseReady reads the annotation [v1alpha1.AnnotationAdvertise] of a pod: whether its
+// addresses are announced only while it is Ready. The error is for the author of the annotation.
 func AdvertiseReady(annotations map[string]string) (bool, error) {
 	return isOnly(annotations, v1alpha1.AnnotationAdvertise, v1alpha1.AdvertiseReady)
 }
@@ -102,8 +103,8 @@ func readFailover(request *Request, annotations map[string]string) (err error) {
 	return err
 }
 
-// PoolsOf returns the names of pools in the annotations of a pod, a Service, or the namespace that says the default. The error is for
-// the author.
+// PoolsOf returns the names of pools in the annotations of a pod, a Service, or the namespace that
+// says the default. The error is for the author.
 func PoolsOf(annotations map[string]string) (names []string, err error) {
 	text, ok := annotations[v1alpha1.AnnotationPools]
 	if !ok {

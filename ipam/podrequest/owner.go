@@ -28,11 +28,12 @@ type Between struct{ ReplicaSet, Job, VirtualMachineInstance, StatefulSet, Pod G
 // LabelGroup is on pods of a LeaderWorkerSet. Anybody can write it: it only has OwnerOf look.
 const LabelGroup = "leaderworkerset.sigs.k8s.io/name"
 
-// OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the
-// CronJob of its Job, the controller of its VirtualMachineInstance, the StatefulSet of its leader, else its own controller. It is the pod itself if the pod has no
-// controller, or if its owner reference names a controller that makes no pods ([MakesPods]). The author
-// of a pod can write any owner reference, so an object in between counts only if it exists
-// with the referenced UID, and the caller must still call [Request.CheckOwner].
+// OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the CronJob of
+// its Job, the controller of its VirtualMachineInstance, the StatefulSet of its leader, else its
+// own controller. It is the pod itself if the pod has no controller, or if its owner reference
+// names a controller that makes no pods ([MakesPods]). The author of a pod can write any owner
+// reference, so an object in between counts only if it exists with the referenced UID, and the
+// caller must still call [Request.CheckOwner].
 func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || !MakesPods(controller.APIVersion, controller.Kind) {
@@ -46,7 +47,8 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 		// Only a CronJob runs its Jobs again.
 		return behind(pod, controller, find.Job, cronJob)
 	case kind == instance:
-		// The VirtualMachine has the same address when it is started again. Its pods have generated names.
+		// The VirtualMachine has the same address when it is started again. Its pods have generated
+		// names.
 		return behind(pod, controller, find.VirtualMachineInstance, schema.GroupKind{})
 	case kind == statefulSet && pod.Labels[LabelGroup] != "":
 		return leading(pod, controller, find)
@@ -54,9 +56,9 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
 }
 
-// MakesPods returns whether objects of a kind can be workloads. Of Kubernetes' own kinds a few are: another one, such as a
-// Secret, stands in a pod's owner reference only because the pod's author wrote it there. A kind of any other
-// group can be a workload.
+// MakesPods returns whether objects of a kind can be workloads. Of Kubernetes' own kinds a few are:
+// another one, such as a Secret, stands in a pod's owner reference only because the pod's author
+// wrote it there. A kind of any other group can be a workload.
 func MakesPods(apiVersion, kind string) bool {
 	switch group := schema.FromAPIVersionAndKind(apiVersion, kind).Group; {
 	case group == "":
@@ -66,7 +68,8 @@ func MakesPods(apiVersion, kind string) bool {
 	case group == batchv1.GroupName:
 		return kind == "Job" || kind == "CronJob"
 	default:
-		// Groups of Kubernetes itself have no dot or end with .k8s.io; those of its SIGs' projects end with .x-k8s.io.
+		// Groups of Kubernetes itself have no dot or end with .k8s.io; those of its SIGs' projects end
+		// with .x-k8s.io.
 		return strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
 	}
 }
@@ -99,8 +102,8 @@ func SharedBy(workload *metav1.OwnerReference, namespace string) v1alpha1.Owner 
 	}
 }
 
-// behind returns the controller of the pod's controller as the owner, if it is of the only kind that counts, or of any
-// if that is empty; else the pod's controller.
+// behind returns the controller of the pod's controller as the owner, if it is of the only kind
+// that counts, or of any if that is empty; else the pod's controller.
 func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, only schema.GroupKind) (v1alpha1.Owner, error) {
 	object, err := referenced(pod, controller, find)
 	if err != nil {
@@ -112,7 +115,8 @@ func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, only sc
 	return SharedBy(controller, pod.Namespace), nil
 }
 
-// referenced returns the object that an owner reference names, on the way from a pod to its workload.
+// referenced returns the object that an owner reference names, on the way from a pod to its
+// workload.
 func referenced(pod *v1.Pod, reference *metav1.OwnerReference, find Getter) (metav1.Object, error) {
 	if find == nil {
 		return nil, fmt.Errorf("find %s %s/%s of the pod: nothing reads this kind here", reference.Kind, pod.Namespace, reference.Name)
@@ -127,9 +131,9 @@ func referenced(pod *v1.Pod, reference *metav1.OwnerReference, find Getter) (met
 	return object, nil
 }
 
-// leading returns the StatefulSet of the leader as the owner of a worker's addresses: the leader controls
-// the StatefulSet of its workers, which is made anew when the group restarts (LeaderWorkerSet). A leader's
-// own, and another pod's, is its controller.
+// leading returns the StatefulSet of the leader as the owner of a worker's addresses: the leader
+// controls the StatefulSet of its workers, which is made anew when the group restarts
+// (LeaderWorkerSet). A leader's own, and another pod's, is its controller.
 func leading(pod *v1.Pod, controller *metav1.OwnerReference, find Between) (v1alpha1.Owner, error) {
 	own := Controlling(controller, pod.Namespace, pod.Name, "")
 	workers, err := referenced(pod, controller, find.StatefulSet)

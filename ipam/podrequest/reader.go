@@ -45,7 +45,8 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	return 0, of
 }
 
-// Functions returns the number of virtual functions of network cards that a pod asks kube-scheduler to count.
+// Functions returns the number of virtual functions of network cards that a pod asks kube-scheduler
+// to count.
 func Functions(spec *v1.PodSpec) int64 { return count(spec, v1alpha1.ResourceVF) }
 
 // WithinNode says whether a node has enough for a pod. A node limits addresses only if it
@@ -69,12 +70,13 @@ func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]in
 	return true
 }
 
-// StrayRemedy says what to write where [StrayAnnotation] finds an annotation. A container that has only a request
-// for an extended resource is refused: the API server requires a limit, which then is the request, too.
+// StrayRemedy says what to write where [StrayAnnotation] finds an annotation. A container that has
+// only a request for an extended resource is refused: the API server requires a limit, which then
+// is the request, too.
 const StrayRemedy = `add resources.limits["` + v1alpha1.ResourceIP + `"]: 1 to a container, or remove the annotation`
 
-// StrayAnnotation returns the first annotation of a request on a pod that requests no
-// address, or "". The author of the annotation probably expects an address. Berth's own pods have others.
+// StrayAnnotation returns the first annotation of a request on a pod that requests no address, or
+// "". The author of the annotation probably expects an address. Berth's own pods have others.
 func StrayAnnotation(pod *v1.Pod) string {
 	for _, name := range asking {
 		if _, ok := pod.Annotations[name]; ok {

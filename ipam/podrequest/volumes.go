@@ -12,8 +12,9 @@ import (
 )
 
 // CheckVolumes refuses failover for a pod with a volume that one node at a time can mount, unless
-// the pod accepts it. find returns a PersistentVolumeClaim of the pod's namespace. It is called only for a pod that
-// asks for failover, and its error is returned wrapped. Other errors are for the pod's author.
+// the pod accepts it. find returns a PersistentVolumeClaim of the pod's namespace. It is called
+// only for a pod that asks for failover, and its error is returned wrapped. Other errors are for
+// the pod's author.
 func (r *Request) CheckVolumes(pod *v1.Pod, find func(name string) (*v1.PersistentVolumeClaim, error)) error {
 	if !r.Failover || r.AcceptVolumes {
 		return nil
@@ -50,7 +51,8 @@ func checkModes(claim string, modes []v1.PersistentVolumeAccessMode) error {
 		v1alpha1.AnnotationFailover, claim, modes, v1alpha1.AnnotationFailoverVolumes, v1alpha1.FailoverVolumesAccept)
 }
 
-// NamesClaim says whether a volume of the pod is the PersistentVolumeClaim with a name, in the pod's namespace.
+// NamesClaim says whether a volume of the pod is the PersistentVolumeClaim with a name, in the
+// pod's namespace.
 func NamesClaim(pod *v1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(volume v1.Volume) bool {
 		return volume.PersistentVolumeClaim != nil && volume.PersistentVolumeClaim.ClaimName == name

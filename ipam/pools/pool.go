@@ -119,8 +119,8 @@ func (p *Pool) NamespaceSelector() string {
 	return p.namespaceSelector.String()
 }
 
-// Alone compiles a pool without a look at others, so its Ranges include addresses of older pools. The error is
-// for the pool's author.
+// Alone compiles a pool without a look at others, so its Ranges include addresses of older pools.
+// The error is for the pool's author.
 func Alone(object *v1alpha1.IPPool) (*Pool, error) { return compile(object) }
 
 func compile(object *v1alpha1.IPPool) (*Pool, error) {
@@ -190,7 +190,8 @@ func (p *Pool) compileSelectors(spec *v1alpha1.IPPoolSpec) (err error) {
 	return nil
 }
 
-// checkGateway refuses a next hop that no router of the subnet's link can have. It may be outside of the subnet.
+// checkGateway refuses a next hop that no router of the subnet's link can have. It may be outside
+// of the subnet.
 func (p *Pool) checkGateway() error {
 	switch {
 	case !p.Gateway.IsValid():
@@ -207,7 +208,8 @@ func (p *Pool) checkGateway() error {
 	return nil
 }
 
-// namesNoHost returns an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), which a /31 does not have (RFC 3021).
+// namesNoHost returns an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), which a
+// /31 does not have (RFC 3021).
 func namesNoHost(subnet netip.Prefix) []netip.Addr {
 	if subnet.Addr().Is6() || subnet.Bits() >= 31 {
 		return nil

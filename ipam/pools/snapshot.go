@@ -110,7 +110,8 @@ func (s *Snapshot) Invalid(name string) error { return s.invalid[name] }
 // Overlaps returns the addresses that a pool lists but an older pool keeps.
 func (s *Snapshot) Overlaps(name string) []Overlap { return s.overlaps[name] }
 
-// OverlapText says which addresses of a pool older pools keep. It is bounded: pools may overlap in thousands of ranges.
+// OverlapText says which addresses of a pool older pools keep. It is bounded: pools may overlap in
+// thousands of ranges.
 func (s *Snapshot) OverlapText(name string) string {
 	const most = 16
 	overlaps := s.overlaps[name]

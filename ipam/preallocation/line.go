@@ -20,9 +20,9 @@ type supply interface {
 	IsFree(addr netip.Addr) bool
 }
 
-// line is the owners whose last attempt found too few addresses, in the order of their turn: the one that
-// has got none for the longest comes first. It decides which owner a change wakes. Safe for
-// concurrent use; no method blocks.
+// line is the owners whose last attempt found too few addresses, in the order of their turn: the
+// one that has got none for the longest comes first. It decides which owner a change wakes. Safe
+// for concurrent use; no method blocks.
 //
 // A change is offered to one owner at a time: the first that it may help, that is not woken
 // already, and that has not looked since. The next owner's turn is when that owner has looked and

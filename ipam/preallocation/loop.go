@@ -48,7 +48,8 @@ type Owners interface {
 type Addresses interface {
 	Preallocator
 	supply
-	// OnChange adds a function that is called with every change that may help owners. The function must not block.
+	// OnChange adds a function that is called with every change that may help owners. The function
+	// must not block.
 	OnChange(listener func(ipam.Change))
 }
 
@@ -116,7 +117,8 @@ func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(befo
 	return nil
 }
 
-// WatchEach calls seen with an object's states before and after each event of an informer, of which there may be one.
+// WatchEach calls seen with an object's states before and after each event of an informer, of which
+// there may be one.
 func WatchEach[T any](l *Loop, informer cache.SharedIndexInformer, seen func(*T)) error {
 	return Watch(l, informer, func(before, after *T) {
 		for _, state := range []*T{before, after} {
@@ -141,7 +143,8 @@ func (l *Loop) addressChanged(ip *v1alpha1.FloatingIP) {
 	}
 }
 
-// changed has the owner looked at whose turn it is of those that a change may help, or all if pools changed.
+// changed has the owner looked at whose turn it is of those that a change may help, or all if pools
+// changed.
 func (l *Loop) changed(change ipam.Change) {
 	if change.Everything {
 		l.each("")

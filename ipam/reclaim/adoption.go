@@ -15,11 +15,12 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// adopt returns the record with the pod's present workload as the owner, if the record has another UID of the same kind
-// and name, or the pod itself; else nil. A workload is deleted without its pods (kubectl delete --cascade=orphan), or a
-// backup tool makes a pod without its owner references, and a workload adopts the pod. The author of a pod can write any
-// owner reference, so the workload must exist under that UID. If the workload has an address for the pod's name or
-// node already, the pod's next one gets that.
+// adopt returns the record with the pod's present workload as the owner, if the record has another
+// UID of the same kind and name, or the pod itself; else nil. A workload is deleted without its
+// pods (kubectl delete --cascade=orphan), or a backup tool makes a pod without its owner
+// references, and a workload adopts the pod. The author of a pod can write any owner reference, so
+// the workload must exist under that UID. If the workload has an address for the pod's name or node
+// already, the pod's next one gets that.
 func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) (*correction, error) {
 	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || ip.Spec.Owner.IsClaim() {
 		return nil, nil

@@ -26,9 +26,10 @@ const (
 // classify returns the relation of an address to the live pod that it records; recorded
 // are all addresses that record the pod. The pod's annotation says nothing: a user may change it.
 //
-// Nothing is a leftover before the kubelet has told the pod's IPs, nor if it is one of them. An address of the
-// pod's node is one if as many others as the pod requests are among the IPs: of several addresses of one family
-// the kubelet tells the first only. An address of another node is one if the pod has all its addresses on its own.
+// Nothing is a leftover before the kubelet has told the pod's IPs, nor if it is one of them. An
+// address of the pod's node is one if as many others as the pod requests are among the IPs: of
+// several addresses of one family the kubelet tells the first only. An address of another node is
+// one if the pod has all its addresses on its own.
 func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.FloatingIP) bindingOf {
 	here, told := int64(0), int64(0)
 	for _, other := range recorded {

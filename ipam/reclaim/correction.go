@@ -163,8 +163,8 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 	return r.write(ctx, ip, s, then, why(&ip.Spec, s, then))
 }
 
-// detach has the external assigner detach an address from its node. If it fails, nothing changes, and it
-// is retried but for errNoAssigner.
+// detach has the external assigner detach an address from its node. If it fails, nothing changes,
+// and it is retried but for errNoAssigner.
 func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) error {
 	if r.detacher == nil {
 		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)

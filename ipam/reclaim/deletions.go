@@ -23,8 +23,8 @@ import (
 // deletion give the addresses to no pod. Safe for concurrent use.
 type deletions struct {
 	locked.Map[string, deletion] // by FloatingIP
-	// most is how many there may be before the ones whose rest is over are forgotten: a replica that does
-	// not lead handles none.
+	// most is how many there may be before the ones whose rest is over are forgotten: a replica that
+	// does not lead handles none.
 	most int
 }
 

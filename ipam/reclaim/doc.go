@@ -43,9 +43,10 @@
 //
 // # Addresses of nodes
 //
-// A Node owns the addresses that pools give it ([v1alpha1.NodeAddresses]). It keeps one while the pool does, and after that
-// rests or frees it, or keeps it for a node of its name ([nodeClaimOf]); release policies do not count. The agent of
-// the node is asked as for a pod's address before it goes to anybody else.
+// A Node owns the addresses that pools give it ([v1alpha1.NodeAddresses]). It keeps one while the
+// pool does, and after that rests or frees it, or keeps it for a node of its name ([nodeClaimOf]);
+// release policies do not count. The agent of the node is asked as for a pod's address before it
+// goes to anybody else.
 //
 // # Several addresses of a pod
 //

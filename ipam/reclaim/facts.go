@@ -168,7 +168,8 @@ func numbersItself(owner *v1alpha1.Owner) bool {
 	return owner.PodName != "" && !isPod(owner) && owner.Kind != "StatefulSet"
 }
 
-// namesBefore returns the number of pod names of the owner before the one of an address without a pod.
+// namesBefore returns the number of pod names of the owner before the one of an address without a
+// pod.
 func (r *Reclaimer) namesBefore(ip *v1alpha1.FloatingIP) int64 {
 	owner := ip.Spec.Owner
 	if !numbersItself(owner) {

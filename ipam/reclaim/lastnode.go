@@ -17,9 +17,10 @@ import (
 	"github.com/berth-dev/berth/ipam/standby"
 )
 
-// An address at rest whose last node may carry it waits for the node's agent. There is one question for
-// a node and all its addresses, in a queue of its own: the first at once, the next ones ever later, up
-// to once a minute ([newQueue]). As many are asked at the same time as the reclaimer has workers.
+// An address at rest whose last node may carry it waits for the node's agent. There is one question
+// for a node and all its addresses, in a queue of its own: the first at once, the next ones ever
+// later, up to once a minute ([newQueue]). As many are asked at the same time as the reclaimer has
+// workers.
 
 // askFor limits one question to an agent, which answers from memory.
 const askFor = 5 * time.Second
@@ -66,8 +67,8 @@ func (r *Reclaimer) gatherRest(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 	return nil
 }
 
-// mayBeCarried reports whether the last node of an address at rest may still carry it. It asks the API
-// server before it believes that a Node is gone.
+// mayBeCarried reports whether the last node of an address at rest may still carry it. It asks the
+// API server before it believes that a Node is gone.
 func (r *Reclaimer) mayBeCarried(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	last := ip.Spec.LastNode
 	if last == nil || r.hasLeft(ip) {
@@ -102,8 +103,8 @@ func (r *Reclaimer) nextQuestion(ctx context.Context) bool {
 // errCarried is the answer of an agent about an address that its node carries.
 var errCarried = errors.New("the agent says that the node still carries it")
 
-// ask asks the agent of a node about all addresses that rest for it, and enqueues the ones that can be
-// freed. It reports whether no address needs another answer.
+// ask asks the agent of a node about all addresses that rest for it, and enqueues the ones that can
+// be freed. It reports whether no address needs another answer.
 func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 	// Who rests before the question was asked, and by the Node as it was then.
 	node := r.nodeOf(name)
@@ -132,7 +133,8 @@ func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 		case slices.Contains(carried, ip.Addr()):
 			problem = errCarried
 		case lastnode.IsOff(ip.Spec.LastNode, after):
-			// The answer may be of a machine that took over the name. The change of the Node enqueued the address.
+			// The answer may be of a machine that took over the name. The change of the Node enqueued the
+			// address.
 			continue
 		}
 		if problem == nil {

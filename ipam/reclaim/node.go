@@ -43,8 +43,8 @@ func decideNode(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return giveBack(spec, s)
 }
 
-// gatherNode adds to s what decides about an address whose owner is a Node. It asks the API server before a cache
-// alone would take the address from the node.
+// gatherNode adds to s what decides about an address whose owner is a Node. It asks the API server
+// before a cache alone would take the address from the node.
 func (r *Reclaimer) gatherNode(ctx context.Context, ip *v1alpha1.FloatingIP, s *situation) error {
 	s.lastNode = lastnode.After(ip.Spec.LastNode, ip.Spec.Node, false, r.nodeOf)
 	if r.hasElder(ip) {
@@ -87,7 +87,8 @@ func nodeClaimOf(ip *v1alpha1.FloatingIP, object *v1alpha1.IPPool, node *v1.Node
 	return unwanted, nil
 }
 
-// hasElder reports whether the node has an older address of the same pool: two controllers took one at once.
+// hasElder reports whether the node has an older address of the same pool: two controllers took one
+// at once.
 func (r *Reclaimer) hasElder(ip *v1alpha1.FloatingIP) bool {
 	return slices.ContainsFunc(r.rankings.members(ip.Spec.Owner), func(other *v1alpha1.FloatingIP) bool {
 		return other.Spec.Pool == ip.Spec.Pool && older(other, ip) < 0

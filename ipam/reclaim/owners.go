@@ -88,8 +88,9 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	return w, live, nil
 }
 
-// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one node, and how many
-// addresses a pod of its template has. Blocking; with fresh, the answer is not from a cache.
+// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one
+// node, and how many addresses a pod of its template has. Blocking; with fresh, the answer is not
+// from a cache.
 func (r *Reclaimer) Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (size fixedset.Size, each int64, err error) {
 	w, _, err := r.owners.find(ctx, owner, fresh)
 	switch {
@@ -101,7 +102,8 @@ func (r *Reclaimer) Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool)
 	return fixedset.Size{Replicas: w.replicas, Spare: w.spare, Unlimited: w.oldestFirst || w.unbounded, Partial: w.partial}, w.each.Total, nil
 }
 
-// Owned returns the addresses that are recorded under the name of a workload, as the cache has them.
+// Owned returns the addresses that are recorded under the name of a workload, as the cache has
+// them.
 func (r *Reclaimer) Owned(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	return r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
 }
@@ -161,7 +163,8 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || cron == nil {
 			return workload{}, nil, live, err
 		}
-		// The addresses of one run are kept, also between runs, and while it is suspended: people run such ones by hand.
+		// The addresses of one run are kept, also between runs, and while it is suspended: people run
+		// such ones by hand.
 		job := &cron.Spec.JobTemplate.Spec
 		return workload{exists: exists(cron), replicas: int64(ptr.Deref(job.Parallelism, 1)), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
@@ -193,7 +196,8 @@ func sharing(object metav1.Object, size fixedset.Size) workload {
 	return workload{exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited}
 }
 
-// service finds a Service, which wants its addresses while it exists. Without the right to read Services, each exists.
+// service finds a Service, which wants its addresses while it exists. Without the right to read
+// Services, each exists.
 func (o *owners) service(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {
 	if o.services == nil {
 		return workload{exists: true, unbounded: true}, true, nil

@@ -353,7 +353,8 @@ func (o *ranking) share(r ranked, n int64) {
 // yields reports whether an address is freed if too many come before it.
 func yields(ip *v1alpha1.FloatingIP) bool { return !hasUser(ip) && yieldsWithoutPod(ip) }
 
-// yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is gone.
+// yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is
+// gone.
 func yieldsWithoutPod(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
 	return !ip.Spec.Reserved && isShared(owner) &&

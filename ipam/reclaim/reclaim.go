@@ -97,8 +97,9 @@ type Reclaimer struct {
 	owners     *owners
 	detacher   Detacher
 	agents     Agents
-	// left has the resource versions of addresses at rest that their last nodes do not carry, as the agents
-	// said; told, the addresses of which an event says that the node is silent. By FloatingIP, as pending.
+	// left has the resource versions of addresses at rest that their last nodes do not carry, as the
+	// agents said; told, the addresses of which an event says that the node is silent. By FloatingIP,
+	// as pending.
 	left    locked.Map[string, string]
 	told    locked.Map[string, bool]
 	events  event.Recorder
@@ -145,8 +146,8 @@ func New(config Config) (*Reclaimer, error) {
 	return r, r.watch(config)
 }
 
-// over returns a Reclaimer that sees these caches, and remembers so many deleted pods. It has no pods, nobody to ask or tell, and
-// its metrics count nothing.
+// over returns a Reclaimer that sees these caches, and remembers so many deleted pods. It has no
+// pods, nobody to ask or tell, and its metrics count nothing.
 func over(clients Clients, caches *Caches, ips ips, remembers int) *Reclaimer {
 	r := &Reclaimer{
 		kube: clients.Kube, ips: ips, pools: clients.Berth.IPPools,
@@ -230,7 +231,8 @@ func (r *Reclaimer) shutDown() {
 	}
 }
 
-// pruneEvery is the interval at which watches of kinds of workloads end that no address depends on, measureEvery the one of the metric of pending addresses.
+// pruneEvery is the interval at which watches of kinds of workloads end that no address depends on,
+// measureEvery the one of the metric of pending addresses.
 const (
 	pruneEvery   = 10 * time.Minute
 	measureEvery = 15 * time.Second
@@ -252,8 +254,8 @@ func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
 // address from its node.
 var errDetachFirst = errors.New("the address has to be detached first")
 
-// errNoAssigner is returned when an address has to be detached and no external assigner is configured. To
-// configure one restarts this program.
+// errNoAssigner is returned when an address has to be detached and no external assigner is
+// configured. To configure one restarts this program.
 var errNoAssigner = errors.New("no external assigner is configured that could detach the address")
 
 // errMovedUp is returned when the rank of an address changed while the decision was made

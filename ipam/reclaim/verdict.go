@@ -45,7 +45,8 @@ type situation struct {
 	node nodeClaim
 	// cooldown of the pool.
 	cooldown time.Duration
-	// rejected: a kubelet did not begin to start the pod, so nobody knows it by the address, which needs no cooldown.
+	// rejected: a kubelet did not begin to start the pod, so nobody knows it by the address, which
+	// needs no cooldown.
 	rejected bool
 	// lastNode of the address once it has left its pod; nil: no node may carry it still.
 	lastNode *v1alpha1.NodeReference
@@ -101,9 +102,10 @@ func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 	return max(0, spec.KeepUntil.Sub(now))
 }
 
-// conflictRest is how long at least an address that a host outside of the cluster had is given to nobody after its
-// pod is gone. Nobody asks the network about it meanwhile: the node of the next pod does, and refuses the address if the
-// host still has it. That pod does not start, so this is long.
+// conflictRest is how long at least an address that a host outside of the cluster had is given to
+// nobody after its pod is gone. Nobody asks the network about it meanwhile: the node of the next
+// pod does, and refuses the address if the host still has it. That pod does not start, so this is
+// long.
 const conflictRest = 24 * time.Hour
 
 // decide applies the rules of the package documentation to an address without a live
@@ -164,8 +166,8 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{again: leftOf(spec, s)}
 }
 
-// giveBack frees an address. If a pod or a node had it, it rests before: for the pool's cooldown, and until its
-// last node has stopped.
+// giveBack frees an address. If a pod or a node had it, it rests before: for the pool's cooldown,
+// and until its last node has stopped.
 func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if (s.cooldown > 0 && !s.rejected || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "" || spec.Owner.IsNode()) {
 		return verdict{action: cool}

@@ -22,14 +22,16 @@ type workload struct {
 	// replicas is the number of pods that it wants at once; for an IPClaim, the number
 	// of addresses of each family.
 	replicas int64
-	// spare is the number of further pods, of a DaemonSet on each node, that it keeps addresses for. oldestFirst: it keeps
-	// the oldest addresses instead of the ones with pods ([fixedset.Size]).
+	// spare is the number of further pods, of a DaemonSet on each node, that it keeps addresses for.
+	// oldestFirst: it keeps the oldest addresses instead of the ones with pods ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool
-	// partial: replicas counts only some of its pods, so that it wants all addresses that its pods share.
+	// partial: replicas counts only some of its pods, so that it wants all addresses that its pods
+	// share.
 	partial bool
-	// ordinals: it says which ordinals its pods have, as a StatefulSet does without saying so: from start on, without
-	// the reserved ones. Another operator may number them in any way: the names that have or had pods count.
+	// ordinals: it says which ordinals its pods have, as a StatefulSet does without saying so: from
+	// start on, without the reserved ones. Another operator may number them in any way: the names that
+	// have or had pods count.
 	ordinals bool
 	start    int64
 	reserved []customkind.Span
@@ -57,8 +59,8 @@ type standing struct {
 	rank, age int64
 	// families is the number of families that these addresses have.
 	families int64
-	// name is the number of the owner's pod names before the address's, which are the ones with pods and older
-	// ones; 0 for a StatefulSet.
+	// name is the number of the owner's pod names before the address's, which are the ones with pods
+	// and older ones; 0 for a StatefulSet.
 	name int64
 }
 

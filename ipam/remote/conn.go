@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package remote connects to a gRPC service that is no part of Berth, as the external assigner: options and flags of the
-// connection, TLS with files that may be replaced, and requests with a time limit.
+// Package remote connects to a gRPC service that is no part of Berth, as the external assigner:
+// options and flags of the connection, TLS with files that may be replaced, and requests with a
+// time limit.
 package remote
 
 import (
@@ -43,7 +44,8 @@ func NewMetrics(register func(...metrics.Registerable)) *metrics.HistogramVec {
 	return requests
 }
 
-// Error is of a call that a service failed, or of a service that cannot be reached. Its text is shown to users in events.
+// Error is of a call that a service failed, or of a service that cannot be reached. Its text is
+// shown to users in events.
 type Error struct {
 	// Service is its name, and Call says what it was to do.
 	Service, Call string
@@ -65,7 +67,8 @@ func (s Service) Error(call string, answer *status.Status) error {
 	return &Error{Service: s.Name, Call: call, Code: answer.Code(), Message: oneLine(answer.Message())}
 }
 
-// serviceConfig distributes calls over all addresses of the service that report that they are serving.
+// serviceConfig distributes calls over all addresses of the service that report that they are
+// serving.
 const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": %q}}`
 
 // Conn is a connection to a service. It is safe for concurrent use.
@@ -78,9 +81,9 @@ type Conn struct {
 	limit    time.Duration
 }
 
-// Dial returns a connection by the options, which are to have an address. It connects on the first call, and then stays
-// connected or reconnects until Close. It fails where the options are wrong, or name a file that cannot be read. requests, of
-// NewMetrics, may be nil.
+// Dial returns a connection by the options, which are to have an address. It connects on the first
+// call, and then stays connected or reconnects until Close. It fails where the options are wrong,
+// or name a file that cannot be read. requests, of NewMetrics, may be nil.
 func (s Service) Dial(options Options, requests *metrics.HistogramVec) (*Conn, error) {
 	if err := options.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Name, err)

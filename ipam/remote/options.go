@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Options configure the connection to a Service, as flags of a program or as fields of a configuration. The zero value means that
-// there is no such service.
+// Options configure the connection to a Service, as flags of a program or as fields of a
+// configuration. The zero value means that there is no such service.
 type Options struct {
 	// Address of the service: host:port, any name that gRPC resolves such as
 	// dns:///host:port, or unix:///path. Empty: there is no service.

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spares has the set of a workload whole from its first pod on. The pods of a Deployment share a set of
-// addresses, which has more of them than the workload has pods if its update starts pods before it ends others
-// ([fixedset.Size]); a DaemonSet has such a set on each node. A workload is an owner in a [preallocation.Loop], which takes the
-// spare addresses when pods have the others: who opens a firewall for the set need not wait for the first update.
+// Package spares has the set of a workload whole from its first pod on. The pods of a Deployment
+// share a set of addresses, which has more of them than the workload has pods if its update starts
+// pods before it ends others ([fixedset.Size]); a DaemonSet has such a set on each node. A workload
+// is an owner in a [preallocation.Loop], which takes the spare addresses when pods have the others:
+// who opens a firewall for the set need not wait for the first update.
 //
-// Who may create a workload may have pods hold addresses, but not more than twice as many as there are pods: never more are
-// taken than pods have. Addresses with a retainFor are not taken, because they would be freed and taken again.
+// Who may create a workload may have pods hold addresses, but not more than twice as many as there
+// are pods: never more are taken than pods have. Addresses with a retainFor are not taken, because
+// they would be freed and taken again.
 //
 // It frees nothing; package reclaim does, by the same sizes.
 package spares
@@ -38,12 +40,14 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventNoSpareAddress (Warning on workload): its set is not whole, because a spare address cannot be taken; the note begins with the
-// reason. An update waits until there is one. Do: see docs/explanation/release.md#the-fixed-set-of-a-deployment.
+// EventNoSpareAddress (Warning on workload): its set is not whole, because a spare address cannot
+// be taken; the note begins with the reason. An update waits until there is one. Do: see
+// docs/explanation/release.md#the-fixed-set-of-a-deployment.
 const EventNoSpareAddress = "NoSpareAddress"
 
-// quiet is how long no pod of a set has got an address when spare ones are taken: the scheduler, which begins many pods at once, may
-// be about to give the same addresses, and the pod that finds one taken tries again.
+// quiet is how long no pod of a set has got an address when spare ones are taken: the scheduler,
+// which begins many pods at once, may be about to give the same addresses, and the pod that finds
+// one taken tries again.
 const quiet = 3 * time.Second
 
 // kind is the kind of the keys. Their names are of [nameOf].
@@ -51,8 +55,9 @@ const kind = "Workload"
 
 // Workloads finds the owners of addresses. Safe for concurrent use.
 type Workloads interface {
-	// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one node, and how many
-	// addresses a pod of its template has. Blocking; with fresh, the answer is not from a cache.
+	// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one
+	// node, and how many addresses a pod of its template has. Blocking; with fresh, the answer is not
+	// from a cache.
 	Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (size fixedset.Size, each int64, err error)
 	// Owned returns the addresses that are recorded under the name of a workload.
 	Owned(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP
@@ -208,8 +213,8 @@ func (c *controller) confirm(ctx context.Context, owner *v1alpha1.Owner, size fi
 	return err
 }
 
-// requestOf returns the request of a pod like the newest one, for addresses of the pools that it has its own of: nodes that cannot
-// have the pods may have other pools.
+// requestOf returns the request of a pod like the newest one, for addresses of the pools that it
+// has its own of: nodes that cannot have the pods may have other pools.
 func (c *controller) requestOf(s *set) (*ipam.Request, error) {
 	like := s.pods[s.newest]
 	pod, err := c.pods.Pods(s.owner.Namespace).Get(like[0].Spec.Pod.Name)

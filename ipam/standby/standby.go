@@ -12,8 +12,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Queue drops each key that is added before Open: a replica that does not lead follows all events, and takes no key
-// out. The new leader calls Open, and then adds the keys of all that there is. Safe for concurrent use.
+// Queue drops each key that is added before Open: a replica that does not lead follows all events,
+// and takes no key out. The new leader calls Open, and then adds the keys of all that there is.
+// Safe for concurrent use.
 type Queue[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	open atomic.Bool
@@ -43,8 +44,8 @@ func (q *Queue[K]) AddAfter(key K, delay time.Duration) {
 	}
 }
 
-// Contained returns a panic as an error. One object that the code did not foresee must not stop the work on all
-// others, and in each process that becomes the leader.
+// Contained returns a panic as an error. One object that the code did not foresee must not stop the
+// work on all others, and in each process that becomes the leader.
 func Contained(step func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

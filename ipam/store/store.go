@@ -49,7 +49,8 @@ func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.
 	return created, nil
 }
 
-// Reserve takes a free address out of circulation that an owner has from elsewhere; the reason is for people. It fails with ErrTaken as Create does.
+// Reserve takes a free address out of circulation that an owner has from elsewhere; the reason is
+// for people. It fails with ErrTaken as Create does.
 func (s *Store) Reserve(ctx context.Context, addr netip.Addr, pool string, owner v1alpha1.Owner, reason string) error {
 	_, err := s.Create(ctx, &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr), Annotations: map[string]string{v1alpha1.AnnotationReason: reason}},

@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Watch reports claims, and the addresses in use that its view has, to a Handler. Safe for concurrent use.
+// Watch reports claims, and the addresses in use that its view has, to a Handler. Safe for
+// concurrent use.
 type Watch struct {
 	claims  cache.Store
 	handled []cache.DoneChecker

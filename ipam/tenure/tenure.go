@@ -36,8 +36,9 @@ const (
 	KeyWhy       = "why"
 )
 
-// Log logs a change. ip is the record that has the pod: the new one for Bound, the former one for the others.
-// No logger of a context is used: kube-scheduler's adds values of its own under some of the keys.
+// Log logs a change. ip is the record that has the pod: the new one for Bound, the former one for
+// the others. No logger of a context is used: kube-scheduler's adds values of its own under some of
+// the keys.
 func Log(change Change, ip *v1alpha1.FloatingIP, why string) {
 	klog.Background().Info(string(change), values(ip, why)...)
 }

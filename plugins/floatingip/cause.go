@@ -39,7 +39,8 @@ func causeOf(lack ipam.Lack) cause {
 	return causePool
 }
 
-// String is the first cause of several: nodes differ, and what the pools lack concerns most of them.
+// String is the first cause of several: nodes differ, and what the pools lack concerns most of
+// them.
 func (c cause) String() string {
 	switch {
 	case c&causeAddress != 0:
@@ -54,7 +55,8 @@ func (c cause) String() string {
 	return "pool"
 }
 
-// why says why a pod waits: the causes, and the only pool that can serve it; empty: several or none.
+// why says why a pod waits: the causes, and the only pool that can serve it; empty: several or
+// none.
 type why struct {
 	causes cause
 	pool   string
@@ -66,7 +68,8 @@ type group struct{ namespace, pool, cause string }
 // mostGroups bounds the series of a metric: users make namespaces.
 const mostGroups = 100
 
-// bounded puts the pods of small groups together, without namespace and pool, where there are too many. Pure.
+// bounded puts the pods of small groups together, without namespace and pool, where there are too
+// many. Pure.
 func bounded(groups map[group]int) map[group]int {
 	if len(groups) <= mostGroups {
 		return groups

@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// ending lists the addresses of pods that end or have ended, until the controller has had them detached
-// and freed them or kept them for their owners. Safe for concurrent use.
+// ending lists the addresses of pods that end or have ended, until the controller has had them
+// detached and freed them or kept them for their owners. Safe for concurrent use.
 type ending struct {
 	book bookOfHolders
 	pods *knownPods
@@ -33,9 +33,9 @@ type bookOfHolders interface {
 	EndingHolders() map[netip.Addr]ipam.Holder
 }
 
-// endsSoon is how far the time at which a pod is to be gone may be ahead, or past, for its addresses
-// to count: a pod with a longer grace period is not worth waiting for, and one that is overdue may
-// never end.
+// endsSoon is how far the time at which a pod is to be gone may be ahead, or past, for its
+// addresses to count: a pod with a longer grace period is not worth waiting for, and one that is
+// overdue may never end.
 const endsSoon = time.Minute
 
 func newEnding(book bookOfHolders, pods *knownPods) *ending {
@@ -59,9 +59,9 @@ func (e *ending) changed(change ipam.Change) {
 	}
 }
 
-// preemption returns what the pods that end soon, or have ended, leave to a request, in the terms of
-// a preemption that has ended them. The changes are one freed address of each pool. ok is false if
-// they leave nothing.
+// preemption returns what the pods that end soon, or have ended, leave to a request, in the terms
+// of a preemption that has ended them. The changes are one freed address of each pool. ok is false
+// if they leave nothing.
 func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption, changes []ipam.Change, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -16,15 +16,16 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// EventsToRegister returns the events that can make a rejected pod schedulable,
-// other than changes of the book: pools that may serve it serve another node, a change of
-// the pod's annotations, a claim of its volumes, and room on a node that caps addresses. For freed addresses, changed
-// pools and nodes whose own addresses changed see the package documentation.
+// EventsToRegister returns the events that can make a rejected pod schedulable, other than changes
+// of the book: pools that may serve it serve another node, a change of the pod's annotations, a
+// claim of its volumes, and room on a node that caps addresses. For freed addresses, changed pools
+// and nodes whose own addresses changed see the package documentation.
 //
-// A node's taints help no pod that this plugin rejected. For a plugin that registers new nodes, but no
-// taints, kube-scheduler would queue all pods at every taint, and each new node loses one.
+// A node's taints help no pod that this plugin rejected. For a plugin that registers new nodes, but
+// no taints, kube-scheduler would queue all pods at every taint, and each new node loses one.
 //
-// kube-scheduler calls it at its start, when all plugins of the profile are there: it fails if another one binds first.
+// kube-scheduler calls it at its start, when all plugins of the profile are there: it fails if
+// another one binds first.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	if pl.firstBinder != nil {
 		if first := pl.firstBinder(pl.handle); first != Name {
@@ -134,7 +135,8 @@ func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *v1.Pod, oldOb
 	return queueIf(pl.waiting.help(pod.UID, pl.gained(oldObj, nil, node, func() []string { return pl.addresses.PoolsOf(ipam.NodeOf(node)) })))
 }
 
-// isSchedulableAfterPodUpdated queues a pod whose own annotations changed, or that a workload adopted.
+// isSchedulableAfterPodUpdated queues a pod whose own annotations changed, or that a workload
+// adopted.
 func (pl *Plugin) isSchedulableAfterPodUpdated(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, ok := oldObj.(*v1.Pod)
 	after, isPod := newObj.(*v1.Pod)
@@ -145,8 +147,9 @@ func (pl *Plugin) isSchedulableAfterPodUpdated(_ klog.Logger, pod *v1.Pod, oldOb
 	return fwk.Queue, nil
 }
 
-// isSchedulableAfterVolumeClaimChanged queues a pod with failover when a claim of its volumes comes. A claim's access
-// modes never change, so an update helps if it is another claim of the same name.
+// isSchedulableAfterVolumeClaimChanged queues a pod with failover when a claim of its volumes
+// comes. A claim's access modes never change, so an update helps if it is another claim of the same
+// name.
 func (pl *Plugin) isSchedulableAfterVolumeClaimChanged(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	moves, err := podrequest.Failover(pod.Annotations)
 	if err != nil || !moves {

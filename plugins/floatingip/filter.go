@@ -164,8 +164,8 @@ func (pl *Plugin) boundElsewhere(pod *v1.Pod) *fwk.Status {
 	return nil
 }
 
-// keptForSession returns the rejection of a node that lacks nothing but a BGP session for the pod's kept addresses; nil: there
-// is none.
+// keptForSession returns the rejection of a node that lacks nothing but a BGP session for the pod's
+// kept addresses; nil: there is none.
 func (pl *Plugin) keptForSession(candidates *ipam.Candidates, nodes []fwk.NodeInfo) *ipam.Rejection {
 	for _, info := range nodes {
 		if !pl.nodes.lacks(candidates.Snapshot(), info.Node().Name) {
@@ -191,8 +191,8 @@ func lackOf(err error) ipam.Lack {
 	return 0
 }
 
-// rejects says why a node with this reach cannot have a pod of a namespace under the state's preemption;
-// nil if it can.
+// rejects says why a node with this reach cannot have a pod of a namespace under the state's
+// preemption; nil if it can.
 func (s *cycleState) rejects(reach *pools.Reach, namespace, node string) *ipam.Rejection {
 	if s.preemption == nil {
 		return s.candidates.Rejects(reach)

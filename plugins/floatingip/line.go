@@ -56,17 +56,16 @@ import (
 // ends. If it is not known how many pods a change can serve, each pod that takes an
 // address wakes two more.
 //
-// kube-scheduler does not report the end of an attempt. It makes one at a time, so an
-// attempt has ended when the next begins, or else after endsWithin. A pod that does not
-// begin one within beginsWithin is delayed by something else; its offer goes to the
-// next pod. It is woken again, and again, until it is tried: a PreEnqueue plugin may have
-// kept it from the queue, such as DefaultPreemption while it deletes the pod's victims,
-// and then no event takes it there. A pod is also tried again if it is held, or if Reserve found its
-// attempt outdated.
+// kube-scheduler does not report the end of an attempt. It makes one at a time, so an attempt has
+// ended when the next begins, or else after endsWithin. A pod that does not begin one within
+// beginsWithin is delayed by something else; its offer goes to the next pod. It is woken again, and
+// again, until it is tried: a PreEnqueue plugin may have kept it from the queue, such as
+// DefaultPreemption while it deletes the pod's victims, and then no event takes it there. A pod is
+// also tried again if it is held, or if Reserve found its attempt outdated.
 //
-// kube-scheduler tries a PodGroup out: its pods take addresses and give them back. That is an offer to
-// others, and none to pods of groups: two groups would wake each other for ever. kube-scheduler tries
-// these again after a back-off.
+// kube-scheduler tries a PodGroup out: its pods take addresses and give them back. That is an offer
+// to others, and none to pods of groups: two groups would wake each other for ever. kube-scheduler
+// tries these again after a back-off.
 type line struct {
 	supply supply
 	pods   map[types.UID]*waiter
@@ -104,7 +103,8 @@ const (
 	beginsWithin = 5 * time.Second
 	// triesAgain is when a pod is tried again that Reserve rejected: kube-scheduler's first back-off.
 	triesAgain = time.Second
-	// looksAgain is when a held pod first looks again, and looksAtLeast the longest pause before it does.
+	// looksAgain is when a held pod first looks again, and looksAtLeast the longest pause before it
+	// does.
 	looksAgain   = 10 * time.Second
 	looksAtLeast = 5 * time.Minute
 )
@@ -147,8 +147,8 @@ type waiter struct {
 	offer *offer
 	// deadline is when the state ends by itself; zero: never.
 	deadline time.Time
-	// again: the pod is woken at its deadline. It was woken before, and beginsWithin has passed without
-	// an attempt, or its attempt was outdated.
+	// again: the pod is woken at its deadline. It was woken before, and beginsWithin has passed
+	// without an attempt, or its attempt was outdated.
 	again bool
 	// wanted is how many free addresses the pod needs.
 	wanted int
@@ -284,8 +284,8 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 }
 
 // hold is called when the attempt has found no node. covered says that addresses which come free
-// anyway will do: the pod is held, it need not preempt. A held pod is woken to look again, ever later,
-// because these addresses may go elsewhere.
+// anyway will do: the pod is held, it need not preempt. A held pod is woken to look again, ever
+// later, because these addresses may go elsewhere.
 func (l *line) hold(uid types.UID, covered bool, now time.Time) {
 	w := l.pods[uid]
 	switch {
@@ -315,7 +315,8 @@ func (l *line) outdated(uid types.UID, now time.Time) {
 	}
 }
 
-// wants notes that the pod needs fewer free addresses than it asks for: its owner keeps some for it.
+// wants notes that the pod needs fewer free addresses than it asks for: its owner keeps some for
+// it.
 func (l *line) wants(uid types.UID, wanted int) {
 	if w := l.pods[uid]; w != nil {
 		l.discount(w)

@@ -54,8 +54,8 @@ type knownNode struct {
 // number, that costs about as much as a new table.
 const mostRenewals = 128
 
-// reach returns the pools that serve a node, by the sessions that it has now. It is correct for every node,
-// and fast for nodes of the table.
+// reach returns the pools that serve a node, by the sessions that it has now. It is correct for
+// every node, and fast for nodes of the table.
 func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	return n.reachWith(snapshot, node, n.lacks(snapshot, node.Name))
 }
@@ -79,10 +79,10 @@ func (n *nodes) reachWith(snapshot *pools.Snapshot, node *v1.Node, lacks bool) *
 	return reach
 }
 
-// refresh returns a table of these nodes. It builds a new one if the pools or nodes
-// have changed. some: they may be any of the cluster's nodes, and as many others are not the same.
-// Only one goroutine at a time may call it. The nodes may be older than a change already counted, so
-// that the table is wrong until the change has settled: a caller that finds it wrong calls invalidate.
+// refresh returns a table of these nodes. It builds a new one if the pools or nodes have changed.
+// some: they may be any of the cluster's nodes, and as many others are not the same. Only one
+// goroutine at a time may call it. The nodes may be older than a change already counted, so that
+// the table is wrong until the change has settled: a caller that finds it wrong calls invalidate.
 func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo, some bool) *nodeTable {
 	before := n.table.Load()
 	changes, renewals, now := n.changes.Load(), n.renewals.Load(), time.Now()

@@ -54,7 +54,8 @@ var (
 // Factory makes the plugin for every profile of one scheduler process. All share one
 // book. Safe for concurrent use.
 type Factory struct {
-	// FirstBinder names the first Bind plugin of a profile: the published framework does not tell. nil: it is this one.
+	// FirstBinder names the first Bind plugin of a profile: the published framework does not tell.
+	// nil: it is this one.
 	FirstBinder func(handle fwk.Handle) string
 
 	mu     sync.Mutex
@@ -79,7 +80,8 @@ type shared struct {
 	instances *virtualmachine.Instances
 }
 
-// questionsPerSecond is how often the API server is asked for a ReplicaSet while a pod waits, askFor for how long.
+// questionsPerSecond is how often the API server is asked for a ReplicaSet while a pod waits,
+// askFor for how long.
 const (
 	questionsPerSecond = 10
 	askFor             = time.Second
@@ -304,8 +306,9 @@ func (s *shared) nominatedNoMore(pod *v1.Pod, name string) {
 	s.offers(name, s.waiting.serves)
 }
 
-// offers tells that the pools of a node serve it. Of a node that is gone it tells nothing: no pod was rejected there, and when
-// kube-scheduler sees the node, it tries the pods that its pools may serve.
+// offers tells that the pools of a node serve it. Of a node that is gone it tells nothing: no pod
+// was rejected there, and when kube-scheduler sees the node, it tries the pods that its pools may
+// serve.
 func (s *shared) offers(name string, tell func(ipam.Change)) {
 	if node := s.pods.Node(name); node != nil {
 		for _, change := range s.pods.serving(name, s.addresses.PoolsOf(ipam.NodeOf(node))) {
@@ -321,7 +324,8 @@ func (s *shared) wired(name string) {
 	}
 }
 
-// announced has pods see that a node lost its BGP session, or wakes the ones that wait for a node with one; empty: no node.
+// announced has pods see that a node lost its BGP session, or wakes the ones that wait for a node
+// with one; empty: no node.
 func (s *shared) announced(name string) {
 	if name == "" {
 		return
@@ -383,7 +387,8 @@ type Plugin struct {
 	*shared // by all profiles
 
 	handle fwk.Handle
-	// namespace, between and volumeClaim read the informers' caches; between asks for a ReplicaSet that these lack.
+	// namespace, between and volumeClaim read the informers' caches; between asks for a ReplicaSet
+	// that these lack.
 	namespace   func(name string) (metav1.Object, error)
 	between     podrequest.Between
 	volumeClaim func(namespace, name string) (*v1.PersistentVolumeClaim, error)

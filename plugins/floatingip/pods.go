@@ -154,7 +154,8 @@ func (k *knownPods) withIPsOn(node string) []*v1.Pod {
 	return view.Indexed[*v1.Pod](k.on, byNode, node)
 }
 
-// serving returns the changes that pools serve a node which they did not serve before, or serve again.
+// serving returns the changes that pools serve a node which they did not serve before, or serve
+// again.
 func (k *knownPods) serving(node string, pools []string) (changes []ipam.Change) {
 	if len(pools) == 0 {
 		return nil

@@ -26,9 +26,9 @@ type preemption struct {
 	nominated map[types.UID]nominee
 }
 
-// nominee is how many free addresses a nominated pod needs, and its namespace. On another node than its
-// own it needs only the free ones that are there already: its victims leave it the others. Without a node it
-// needs them anywhere.
+// nominee is how many free addresses a nominated pod needs, and its namespace. On another node than
+// its own it needs only the free ones that are there already: its victims leave it the others.
+// Without a node it needs them anywhere.
 type nominee struct {
 	wanted    int
 	namespace string
@@ -113,8 +113,8 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	return nil
 }
 
-// wanted returns how many free addresses a nominated pod needs. Of addresses that its owner keeps for it,
-// the pools count none as free.
+// wanted returns how many free addresses a nominated pod needs. Of addresses that its owner keeps
+// for it, the pools count none as free.
 func (pl *Plugin) wanted(pod *v1.Pod) int {
 	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
 	if err == nil {
@@ -135,11 +135,11 @@ func (s *cycleState) updatePreemption(mutate func(*preemption)) {
 
 const notNeeded = "preemption: not needed while addresses of pods that end, or have ended, come free"
 
-// PostFilter keeps kube-scheduler from a preemption while the pod waits only for addresses that come
-// free anyway. A victim's addresses come free when the controller has deleted their FloatingIPs:
-// milliseconds after the victim is gone, or minutes if there is no controller. Until then
-// DefaultPreemption sees neither a free address nor a victim that is terminating, and would take
-// another one at every attempt, in vain: the same controller would have to free its addresses.
+// PostFilter keeps kube-scheduler from a preemption while the pod waits only for addresses that
+// come free anyway. A victim's addresses come free when the controller has deleted their
+// FloatingIPs: milliseconds after the victim is gone, or minutes if there is no controller. Until
+// then DefaultPreemption sees neither a free address nor a victim that is terminating, and would
+// take another one at every attempt, in vain: the same controller would have to free its addresses.
 //
 // It is not for Filter to say that such a node is unresolvable. DefaultPreemption would take away
 // the pod's nominated node, on which it made room, and would go on to nodes that lack something
@@ -147,8 +147,8 @@ const notNeeded = "preemption: not needed while addresses of pods that end, or h
 //
 // Nothing else holds a pod back. A node counts only if the pod would fit there in every other
 // respect, so that one that is short of CPU everywhere preempts. An address counts only if the pod
-// may have it: not if it will be kept or has to rest, and not if pods whose turn is earlier need it.
-// The line wakes the pod when an address comes free, and has it look again in between
+// may have it: not if it will be kept or has to rest, and not if pods whose turn is earlier need
+// it. The line wakes the pod when an address comes free, and has it look again in between
 // ([line.hold]): an address may go to somebody else, and an end may take too long. However long the
 // controller takes, another victim would not help: it would have to free that address, too.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
@@ -165,8 +165,8 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	return nil, fwk.NewStatus(fwk.Unschedulable)
 }
 
-// fitsSoon says whether a node fits the pod as soon as pods that end, or have ended, have left their
-// addresses to the pods that wait for them.
+// fitsSoon says whether a node fits the pod as soon as pods that end, or have ended, have left
+// their addresses to the pods that wait for them.
 func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) bool {
 	s := stateOf(state)
 	if s.short.Load()&isShort == 0 || pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == v1.PreemptNever {

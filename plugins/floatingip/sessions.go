@@ -12,9 +12,9 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// sessions knows the nodes whose berth-speaker has no established BGP session, by the speakers' pods. A node
-// without a speaker is none of them: another routing daemon may announce its addresses. Safe for concurrent use. nil: all nodes
-// have what they need.
+// sessions knows the nodes whose berth-speaker has no established BGP session, by the speakers'
+// pods. A node without a speaker is none of them: another routing daemon may announce its
+// addresses. Safe for concurrent use. nil: all nodes have what they need.
 type sessions struct {
 	// namespace of the speakers' pods; empty: speakers are not looked for.
 	namespace string
@@ -43,7 +43,8 @@ func (s *sessions) lacks(node string) bool {
 // anywhere says whether some node lacks a session.
 func (s *sessions) anywhere() bool { return s != nil && s.count.Load() > 0 }
 
-// seen notes the state of a pod. It returns the node that lacks a session now, or no more; empty: no node.
+// seen notes the state of a pod. It returns the node that lacks a session now, or no more; empty:
+// no node.
 func (s *sessions) seen(pod *v1.Pod) (changed string) {
 	if s == nil || s.namespace == "" || pod.Namespace != s.namespace {
 		return ""

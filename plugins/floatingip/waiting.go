@@ -82,8 +82,8 @@ func (w *waiting) wants(uid types.UID, wanted int) {
 	w.do(func(l *line, _ time.Time) { l.wants(uid, wanted) })
 }
 
-// hold notes at the end of an attempt whether the pod is held for addresses that come free anyway: see
-// [line.hold].
+// hold notes at the end of an attempt whether the pod is held for addresses that come free anyway:
+// see [line.hold].
 func (w *waiting) hold(uid types.UID, covered bool) {
 	w.do(func(l *line, now time.Time) { l.hold(uid, covered, now) })
 }

@@ -16,15 +16,16 @@ import (
 	"github.com/berth-dev/berth/ipam/agentca"
 )
 
-// The objects come without data, from the manifests. The Secret has the authority, and nobody else reads it; agents read the ConfigMap.
+// The objects come without data, from the manifests. The Secret has the authority, and nobody else
+// reads it; agents read the ConfigMap.
 const (
 	objectName = "berth-agent-ca"
 	keyCert    = "ca.crt"
 	keyKey     = "ca.key"
 )
 
-// keepAuthority makes an authority where there is none, publishes it, and signs by it once agents know it. It tells of each new
-// error once.
+// keepAuthority makes an authority where there is none, publishes it, and signs by it once agents
+// know it. It tells of each new error once.
 func (s *Signer) keepAuthority(ctx context.Context) {
 	text := ""
 	if err := s.look(ctx); err != nil && ctx.Err() == nil {
@@ -51,8 +52,8 @@ func (s *Signer) look(ctx context.Context) error {
 	return s.publish(ctx, authority)
 }
 
-// takeAuthority returns the authority of the Secret, and fills it in where there is none, or it is of another cluster or old. A
-// rival's authority stays: then it returns none.
+// takeAuthority returns the authority of the Secret, and fills it in where there is none, or it is
+// of another cluster or old. A rival's authority stays: then it returns none.
 func (s *Signer) takeAuthority(ctx context.Context) (*agentca.Authority, error) {
 	secrets := s.kube.CoreV1().Secrets(s.namespace)
 	secret, err := secrets.Get(ctx, objectName, metav1.GetOptions{})
@@ -85,7 +86,8 @@ func (s *Signer) takeAuthority(ctx context.Context) (*agentca.Authority, error) 
 	return authority, nil
 }
 
-// publish brings the authority into the bundle of agents, and has requests signed by it when it is the first one there.
+// publish brings the authority into the bundle of agents, and has requests signed by it when it is
+// the first one there.
 func (s *Signer) publish(ctx context.Context, authority *agentca.Authority) error {
 	configs := s.kube.CoreV1().ConfigMaps(s.namespace)
 	config, err := configs.Get(ctx, objectName, metav1.GetOptions{})

@@ -21,8 +21,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// The API server takes these from a token of a ServiceAccount that is bound to a pod (KEP-4193), and no client can set them without
-// the right to impersonate.
+// The API server takes these from a token of a ServiceAccount that is bound to a pod (KEP-4193),
+// and no client can set them without the right to impersonate.
 const (
 	extraNodeName = "authentication.kubernetes.io/node-name"
 	extraNodeUID  = "authentication.kubernetes.io/node-uid"

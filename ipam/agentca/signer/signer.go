@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signer signs the certificates of agents: it approves CertificateSigningRequests of its signer, and refuses others with
-// a reason. It makes the authority that it signs by, and publishes it.
+// Package signer signs the certificates of agents: it approves CertificateSigningRequests of its
+// signer, and refuses others with a reason. It makes the authority that it signs by, and publishes
+// it.
 //
-// Which node a certificate is for follows from the token of the requester, which the API server has looked at, and never from what the
-// requester wrote.
+// Which node a certificate is for follows from the token of the requester, which the API server has
+// looked at, and never from what the requester wrote.
 package signer
 
 import (
@@ -42,7 +43,8 @@ type Signer struct {
 	// authority signs, nil while agents may not know it.
 	authority atomic.Pointer[agentca.Authority]
 
-	// Of keepAuthority: the UID of the namespace kube-system, since when the authority was seen in the bundle, and the last error.
+	// Of keepAuthority: the UID of the namespace kube-system, since when the authority was seen in the
+	// bundle, and the last error.
 	cluster   string
 	published *x509.Certificate
 	since     time.Time

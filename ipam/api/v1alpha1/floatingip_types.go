@@ -239,8 +239,9 @@ type FloatingIPSpec struct {
 	Since *metav1.Time `json:"since,omitempty"`
 }
 
-// NextSince returns spec.since of a new tenure that begins now, by the clock of the program that writes it. before is
-// spec.since of the record that it replaces, the zero Time where there is none.
+// NextSince returns spec.since of a new tenure that begins now, by the clock of the program that
+// writes it. before is spec.since of the record that it replaces, the zero Time where there is
+// none.
 func NextSince(now, before time.Time) *metav1.Time {
 	if next := before.Add(time.Second); now.Before(next) {
 		now = next
@@ -342,14 +343,16 @@ func (s *FloatingIPSpec) IsToRest(cooldown time.Duration) bool {
 	return (s.LastPod != "" || s.Owner.IsNode()) && s.ReleasedAt == nil && (cooldown > 0 || s.LastNode != nil || s.IsOfNode())
 }
 
-// IsRouted returns whether routers lead packets for the address to its node: no host of a link has it.
+// IsRouted returns whether routers lead packets for the address to its node: no host of a link has
+// it.
 func (s *FloatingIPSpec) IsRouted() bool { return s.Network != nil && s.Network.Mode == NetworkRouted }
 
 // IsOfNode returns whether a node itself has the address now.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
-// Holder returns who has the address now: a Pod, a Service, or a Node itself, by which pods may leave (egress). These
-// are all kinds of objects that can. It has no UID, and is nil if nobody has the address.
+// Holder returns who has the address now: a Pod, a Service, or a Node itself, by which pods may
+// leave (egress). These are all kinds of objects that can. It has no UID, and is nil if nobody has
+// the address.
 func (s *FloatingIPSpec) Holder() *Owner {
 	holder := Owner{APIVersion: "v1"}
 	if s.Owner != nil {
@@ -371,8 +374,8 @@ func (s *FloatingIPSpec) Holder() *Owner {
 // IsHeld returns whether anybody has the address now.
 func (s *FloatingIPSpec) IsHeld() bool { return s.Holder() != nil }
 
-// CompareAge is negative if the FloatingIP was created before another one. Of two from one second, the lower
-// address is the older.
+// CompareAge is negative if the FloatingIP was created before another one. Of two from one second,
+// the lower address is the older.
 func (ip *FloatingIP) CompareAge(other *FloatingIP) int {
 	// The scheduler's order is by number, not by text.
 	return cmp.Or(ip.CreationTimestamp.Compare(other.CreationTimestamp.Time), ip.Addr().Compare(other.Addr()))
@@ -385,8 +388,8 @@ const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
 // IsAwaited returns whether the address waits for the first owner of that name.
 func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
 
-// IsNode returns whether the owner is a Node. A pod's owner has a namespace, also one whose pod names a
-// Node as its controller. It is false for nil.
+// IsNode returns whether the owner is a Node. A pod's owner has a namespace, also one whose pod
+// names a Node as its controller. It is false for nil.
 func (o *Owner) IsNode() bool {
 	return o != nil && o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == ""
 }
@@ -418,8 +421,8 @@ type PodReference struct {
 	Name string `json:"name"`
 	// uid of the pod.
 	UID types.UID `json:"uid"`
-	// failover says that the pod is moved when its node is lost, as its annotation berth.dev/failover asked
-	// when it was bound: a node that is cut off does not answer for the address then.
+	// failover says that the pod is moved when its node is lost, as its annotation berth.dev/failover
+	// asked when it was bound: a node that is cut off does not answer for the address then.
 	//
 	// +optional
 	Failover bool `json:"failover,omitempty"`
@@ -427,21 +430,22 @@ type PodReference struct {
 
 // ServiceReference identifies a Service. Its namespace is the owner's.
 type ServiceReference struct {
-	// name of the Service. Of several Services that share the address, it is the one whose annotations count.
+	// name of the Service. Of several Services that share the address, it is the one whose annotations
+	// count.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// uid of the Service.
 	UID types.UID `json:"uid"`
-	// share is the value of the annotation berth.dev/share of the Services that share the address. Absent: one
-	// Service has it alone.
+	// share is the value of the annotation berth.dev/share of the Services that share the address.
+	// Absent: one Service has it alone.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Share string `json:"share,omitempty"`
-	// node is the one that answers for the address on its link, or is about to: berth-controller writes it before the node's
-	// NodeAssignment, and the node that had the address before falls silent. Absent: none was chosen yet, or routers
-	// lead the address to several nodes.
+	// node is the one that answers for the address on its link, or is about to: berth-controller
+	// writes it before the node's NodeAssignment, and the node that had the address before falls
+	// silent. Absent: none was chosen yet, or routers lead the address to several nodes.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional

@@ -190,16 +190,16 @@ type IPPoolSpec struct {
 	ExternalAssigner bool `json:"externalAssigner,omitempty"`
 
 	// nodeAddresses gives each node of the pool (nodeSubnets, nodeSelector) one address of it, also
-	// nodes that come later: the node's agent puts it, with the prefix length of the subnet, on the link
-	// to the pool's network. namespaceSelector, maxPerNamespace, releasePolicies and maxRetainFor do not
-	// count for it. Pods can have the other addresses. Absent: none.
+	// nodes that come later: the node's agent puts it, with the prefix length of the subnet, on the
+	// link to the pool's network. namespaceSelector, maxPerNamespace, releasePolicies and maxRetainFor
+	// do not count for it. Pods can have the other addresses. Absent: none.
 	//
 	// +optional
 	NodeAddresses *NodeAddresses `json:"nodeAddresses,omitempty"`
 
-	// egress has pods without floating IPs leave the cluster with the address that the pool gives their
-	// node, by the pool's gateway. It needs nodeAddresses and gateway. Absent: such pods leave as the
-	// cluster's network has them.
+	// egress has pods without floating IPs leave the cluster with the address that the pool gives
+	// their node, by the pool's gateway. It needs nodeAddresses and gateway. Absent: such pods leave
+	// as the cluster's network has them.
 	//
 	// +optional
 	Egress *Egress `json:"egress,omitempty"`
@@ -213,18 +213,18 @@ type IPPoolSpec struct {
 	// +optional
 	RequireSession bool `json:"requireSession,omitempty"`
 
-	// excludeServices takes addresses out of circulation that a Service of type LoadBalancer has from another
-	// implementation, such as MetalLB (status.loadBalancer), as long as it has them. berth-controller reserves
-	// them, if it gives addresses to Services (--services): of a Service one of each family, of a namespace that
-	// the pool admits, and for each namespace maxPerNamespace.
+	// excludeServices takes addresses out of circulation that a Service of type LoadBalancer has from
+	// another implementation, such as MetalLB (status.loadBalancer), as long as it has them.
+	// berth-controller reserves them, if it gives addresses to Services (--services): of a Service one
+	// of each family, of a namespace that the pool admits, and for each namespace maxPerNamespace.
 	//
 	// +optional
 	ExcludeServices bool `json:"excludeServices,omitempty"`
 
-	// dnsDomain gives the addresses names in DNS by ExternalDNS, if berth-controller writes them (--names): an address leads
-	// from and to NAME.NAMESPACE.DOMAIN, where NAME is the pod that keeps the address (of a StatefulSet, or a bare pod), or
-	// else the owner, from when a pod first has it until it is freed. Names with a dot, or of more than 63 characters, are none.
-	// Absent: no names.
+	// dnsDomain gives the addresses names in DNS by ExternalDNS, if berth-controller writes them
+	// (--names): an address leads from and to NAME.NAMESPACE.DOMAIN, where NAME is the pod that keeps
+	// the address (of a StatefulSet, or a bare pod), or else the owner, from when a pod first has it
+	// until it is freed. Names with a dot, or of more than 63 characters, are none. Absent: no names.
 	//
 	// +kubebuilder:validation:MaxLength=125
 	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?[.])*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",message="must be a domain in lower case without a dot at its end, such as pods.example.com"
@@ -252,16 +252,17 @@ const (
 
 // NodeAddresses says how a pool gives its nodes addresses.
 type NodeAddresses struct {
-	// keep keeps a node's address for a node of its name when the Node is deleted or no longer belongs to
-	// the pool. false: the address is freed.
+	// keep keeps a node's address for a node of its name when the Node is deleted or no longer belongs
+	// to the pool. false: the address is freed.
 	//
 	// +optional
 	Keep bool `json:"keep,omitempty"`
 }
 
-// Egress says which pods leave with the address of their node, and for where. It counts for connections that a
-// pod without floating IPs begins, to where the node has no route but its default route, and to the
-// pool's subnet. Connections to Services and to the node itself are none of it.
+// Egress says which pods leave with the address of their node, and for where. It counts for
+// connections that a pod without floating IPs begins, to where the node has no route but its
+// default route, and to the pool's subnet. Connections to Services and to the node itself are none
+// of it.
 type Egress struct {
 	// namespaces of the pods, by their labels. {}: all.
 	Namespaces metav1.LabelSelector `json:"namespaces"`

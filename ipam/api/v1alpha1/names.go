@@ -65,11 +65,12 @@ const (
 // LoadBalancerClass is spec.loadBalancerClass of the Services that get floating IPs.
 const LoadBalancerClass = GroupName + "/lb"
 
-// AnnotationShare has several Services of one namespace share their addresses: those with the same value, while
-// their ports differ and their traffic policies agree.
+// AnnotationShare has several Services of one namespace share their addresses: those with the same
+// value, while their ports differ and their traffic policies agree.
 const AnnotationShare = GroupName + "/share"
 
-// TaintLost is the key of the taint of a node from which pods with [AnnotationFailover] are moved, until it is back.
+// TaintLost is the key of the taint of a node from which pods with [AnnotationFailover] are moved,
+// until it is back.
 const TaintLost = GroupName + "/lost"
 
 // AnnotationReason says, on a FloatingIP, why an administrator reserved the address.
@@ -77,8 +78,8 @@ const AnnotationReason = GroupName + "/reason"
 
 // AnnotationHostPorts asks for host ports of the node's choice: [HostPortsRandom].
 // AnnotationHostPortsStatus, which berth-controller writes, has the node's result: a JSON list of
-// objects with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
-// A label of this name on a namespace says who may ask: [HostPortsAllowed]; any other value forbids it.
+// objects with hostPort, containerPort, protocol and, where it is limited to one, hostIP. A label
+// of this name on a namespace says who may ask: [HostPortsAllowed]; any other value forbids it.
 const (
 	AnnotationHostPorts       = GroupName + "/host-ports"
 	HostPortsRandom           = "Random"
@@ -87,8 +88,9 @@ const (
 )
 
 // AnnotationNetworks (Network Plumbing Working Group) names networks of a pod beside the first,
-// AnnotationDefaultNetwork (Multus) the first. In AnnotationNetworkStatus and AnnotationPortMapping a pod reads
-// what its node gave it: the addresses of its networks, and its host ports in Galaxy's form.
+// AnnotationDefaultNetwork (Multus) the first. In AnnotationNetworkStatus and AnnotationPortMapping
+// a pod reads what its node gave it: the addresses of its networks, and its host ports in Galaxy's
+// form.
 const (
 	AnnotationNetworks       = "k8s.v1.cni.cncf.io/networks"
 	AnnotationDefaultNetwork = "v1.multus-cni.io/default-network"
@@ -124,8 +126,8 @@ func (ip *FloatingIP) Family() IPFamily {
 	return IPv4
 }
 
-// Addr returns the address, read from the object's name; an invalid one if the name is of none, which the CRD's
-// validation refuses.
+// Addr returns the address, read from the object's name; an invalid one if the name is of none,
+// which the CRD's validation refuses.
 func (ip *FloatingIP) Addr() netip.Addr {
 	addr, _ := AddrOf(ip.Name)
 	return addr

@@ -57,8 +57,8 @@ type AssignedEgress struct {
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
-	// address of the node in the pool, one of spec.addresses. Absent: the node has none now, and its pods do
-	// not leave.
+	// address of the node in the pool, one of spec.addresses. Absent: the node has none now, and its
+	// pods do not leave.
 	//
 	// +kubebuilder:validation:MaxLength=39
 	// +optional
@@ -90,8 +90,8 @@ type AssignedAddress struct {
 	Use AddressUse `json:"use"`
 	// network of the address.
 	Network Network `json:"network"`
-	// since is spec.since of its FloatingIP, if use is Service: by it routers prefer the nodes that have the
-	// address now.
+	// since is spec.since of its FloatingIP, if use is Service: by it routers prefer the nodes that
+	// have the address now.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
@@ -108,7 +108,8 @@ type NodeAssignmentStatus struct {
 	// +optional
 	Carried []string `json:"carried,omitempty"`
 
-	// refused are the addresses of the spec that the node does not carry, and why. Only its agent writes them, and tries again.
+	// refused are the addresses of the spec that the node does not carry, and why. Only its agent
+	// writes them, and tries again.
 	//
 	// +listType=map
 	// +listMapKey=address
@@ -169,7 +170,8 @@ const (
 	RefusedInUse RefusalReason = "InUse"
 	// RefusedNotPossible: the node cannot carry it. Another node may.
 	RefusedNotPossible RefusalReason = "NotPossible"
-	// RefusedNotYet: the node asks whether another one answers for the address. The next node would have to, too.
+	// RefusedNotYet: the node asks whether another one answers for the address. The next node would
+	// have to, too.
 	RefusedNotYet RefusalReason = "NotYet"
 )
 
