@@ -4,8 +4,8 @@ package allocator
 
 import "math"
 
-// Share counts the addresses of a pool that one namespace has: stored for an owner in
-// the namespace, or promised to one. Reserved and cooling addresses count for no namespace.
+// Share counts the addresses of a pool that one namespace has: they are stored for or promised to
+// an owner in the namespace. Addresses that are reserved or in cooldown count for no namespace.
 type Share struct {
 	// Allocated includes addresses promised to pods that are being scheduled.
 	Allocated, Retained uint64
@@ -87,15 +87,15 @@ func (a *Allocator) Share(pool, namespace string) Share {
 	return a.shares[namespace][a.byName[pool]]
 }
 
-// InNamespace returns the number of addresses that owners in a namespace have, of all pools:
-// stored for them or promised to them.
+// InNamespace returns the number of addresses, of all pools, that are stored for or promised to
+// owners in a namespace.
 func (a *Allocator) InNamespace(namespace string) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.inNamespace[namespace]
 }
 
-// budget tells how many addresses pools can give to a claimant after a preemption.
+// budget computes how many addresses pools can give to a claimant after a preemption.
 type budget struct {
 	preemption *Preemption
 	// shares of the claimant's namespace.
