@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// ofPodsOnly are annotations that say nothing about a Service.
+// ofPodsOnly are annotations that are not allowed on a Service.
 var ofPodsOnly = []string{
 	v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise,
 }

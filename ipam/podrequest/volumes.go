@@ -11,10 +11,10 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// CheckVolumes refuses failover for a pod with a volume that one node at a time can mount, unless
-// the pod accepts it. find returns a PersistentVolumeClaim of the pod's namespace. It is called
-// only for a pod that asks for failover, and its error is returned wrapped. Other errors are for
-// the pod's author.
+// CheckVolumes refuses failover for a pod with a volume that only one node at a time can mount,
+// unless the pod accepts this. find returns a PersistentVolumeClaim of the pod's namespace. It is
+// called only for a pod that asks for failover, and its error is returned wrapped. Other errors are
+// for the pod's author.
 func (r *Request) CheckVolumes(pod *v1.Pod, find func(name string) (*v1.PersistentVolumeClaim, error)) error {
 	if !r.Failover || r.AcceptVolumes {
 		return nil
@@ -40,7 +40,7 @@ func (r *Request) CheckVolumes(pod *v1.Pod, find func(name string) (*v1.Persiste
 	return nil
 }
 
-// checkModes refuses a claim that one node at a time can mount.
+// checkModes refuses a claim that only one node at a time can mount.
 func checkModes(claim string, modes []v1.PersistentVolumeAccessMode) error {
 	if slices.ContainsFunc(modes, func(mode v1.PersistentVolumeAccessMode) bool {
 		return mode == v1.ReadWriteMany || mode == v1.ReadOnlyMany

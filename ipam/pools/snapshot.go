@@ -21,7 +21,7 @@ type Snapshot struct {
 	invalid  map[string]error
 	overlaps map[string][]Overlap
 	subnets  subnetIndex
-	// requireSession: some pool does.
+	// requireSession says that some pool requires a session.
 	requireSession bool
 }
 
@@ -60,7 +60,7 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 	routers := iprange.SetOf(gateways...)
 	for index, pool := range s.pools {
 		s.byName[pool.Name] = index
-		// A gateway outside of its own pool's subnet is in the subnet of another one.
+		// A gateway outside of its own pool's subnet may be in the subnet of another pool.
 		pool.Ranges = pool.Ranges.Without(routers.Without(pool.single))
 		s.home(pool, index)
 		s.subnets.add(pool, index)
