@@ -34,13 +34,13 @@ type Change struct {
 	Owner      *Owner
 	More       int
 	Everything bool
-	// Trial: the change undoes what an attempt did on trial.
+	// Trial says that the change takes back a reservation on trial.
 	Trial bool
 	// Victims are pods that could be preempted on these nodes, with an address of any pool.
 	Victims []Victim
 }
 
-// IsOfMany says whether the change is of all that a namespace, or every pod, may have, and not of
+// IsOfMany says whether the change may help all pods, or all pods of a namespace, and is not about
 // one pool, address or owner.
 func (c Change) IsOfMany() bool { return c.Everything || c.Namespace != "" && c.Pool == "" }
 
@@ -51,17 +51,17 @@ type Lack uint8
 const (
 	// LackAddress is a free address of a pool.
 	LackAddress Lack = 1 << iota
-	// LackOwner is an address of its owner: the owner must be allowed more addresses, or
-	// another of its pods must give one back.
+	// LackOwner is an address of the request's owner: the owner must be allowed more addresses, or
+	// another of its pods must give an address back.
 	LackOwner
-	// LackAgent is an agent, or a BGP session, on a node of its pools. The pool serves that node when
-	// the agent is ready, or the session is established.
+	// LackAgent is an agent, or a BGP session, on a node of the request's pools. A pool begins to
+	// serve the node when the agent is ready, or the session is established.
 	LackAgent
 )
 
-// Helps returns a function that says whether a change may help a request with this
-// lack now. The caller must use the function at once, for any number of requests, and
-// not keep it; it is not safe for concurrent use. Neither blocks.
+// Helps returns a function that says whether a change may help a request with this lack now. The
+// caller must use the function at once, for any number of requests, and not keep it; it is not safe
+// for concurrent use. Neither Helps nor the function blocks.
 func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	if change.IsOfMany() {
 		return func(request *Request, _ Lack) bool { return change.Everything || request.Namespace == change.Namespace }
@@ -84,7 +84,7 @@ type helping struct {
 	state  *state
 	pool   *pools.Pool // of the change; nil: none
 	owners map[ownerKey]*ownerState
-	// atCap says for known namespaces whether they may have no more of the pool.
+	// atCap caches, by namespace, whether the pool gives the namespace no more addresses.
 	atCap map[string]bool
 }
 
@@ -94,13 +94,13 @@ type ownerKey struct {
 	maxPods int
 }
 
-// ownerState has the limits of a request's owner at present.
+// ownerState has the present limits of a request's owner.
 type ownerState struct {
 	// terms are nil unless the request names a claim that exists and is valid.
 	terms *claimTerms
-	// atLimit are the families of which the owner may have no more.
+	// atLimit are the families of which the owner may have no more addresses.
 	atLimit map[v1alpha1.IPFamily]bool
-	// hasFree: a pool that the owner may use has a free address.
+	// hasFree says that a pool that the owner may use has a free address.
 	hasFree bool
 }
 
@@ -108,7 +108,7 @@ type ownerState struct {
 func (h *helping) owner(request *Request, lack Lack) bool {
 	switch {
 	case request.isAhead():
-		// The namespace may have an address less.
+		// The namespace may have one address fewer.
 		return request.Quota != nil && request.Namespace == h.change.Owner.Namespace && !h.change.Addr.IsValid() &&
 			!h.isAtQuota(request) && h.stateOf(request).hasFree
 	case !request.ownerKey().SameWorkload(*h.change.Owner):
@@ -116,8 +116,8 @@ func (h *helping) owner(request *Request, lack Lack) bool {
 	case h.change.Addr.IsValid(), h.change.More == 0:
 		return true
 	}
-	// The owner may have more, but the address must come from a pool. If no pool has
-	// one, a later change that frees an address helps instead.
+	// The owner may have more addresses, but the address must come from a pool. If no pool has a free
+	// address, a later change that frees one helps instead.
 	return lack&LackOwner != 0 && (!request.limited() || h.stateOf(request).hasFree)
 }
 
@@ -125,14 +125,14 @@ func (h *helping) owner(request *Request, lack Lack) bool {
 // free address can help.
 func (r *Request) limited() bool { return r.Claim != "" || r.FixedSet }
 
-// anybody says whether a change of a pool may help a request. If a namespace may have
-// more of a pool that has no free address, only the next freed address helps.
+// anybody says whether a change of a pool may help a request. If a namespace may have more
+// addresses of a pool without a free address, only the next freed address helps.
 func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.pool == nil {
 		return false
 	}
-	// A request that lacks something else than an address hears of no freed one, unless its owner may
-	// have more by now.
+	// A request that lacks something other than an address is not told of freed addresses, unless its
+	// owner may have more addresses by now.
 	hears := lack == 0 || lack&LackAddress != 0
 	if !request.isAhead() && (request.Claim != "" || !hears && lack&LackOwner != 0 && request.FixedSet) {
 		owner := h.stateOf(request)
@@ -167,10 +167,10 @@ func (h *helping) fits(request *Request) bool {
 	})
 }
 
-// serves says whether it may help a request that the pool serves another node. If the pool has no
-// address for a request that lacks one, a victim there may have one; else the next freed address
-// helps. A request that lacks something else hears of no freed address, so its next attempt must
-// find out that it lacks one.
+// serves says whether a request may be helped because the pool serves another node. If the request
+// lacks an address and the pool has none, it is helped only by a victim on that node; otherwise the
+// next freed address helps. A request that lacks something else is not told of freed addresses, so
+// its next attempt must find out that it lacks an address.
 func (h *helping) serves(request *Request, lack Lack) bool {
 	other := lack&(LackOwner|LackAgent) != 0
 	switch {

@@ -106,7 +106,7 @@ func checkAddress(address string) error {
 		return nil
 	}
 	if strings.Contains(address, "://") {
-		return nil // a resolver's name, which gRPC checks
+		return nil // a name for a resolver, which gRPC checks
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host == "" || port == "" {
