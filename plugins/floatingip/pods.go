@@ -67,9 +67,9 @@ func (p livePods) get(ctx context.Context, namespace, name string) (*v1.Pod, err
 type knownPods struct {
 	lister corelisters.PodLister
 	nodes  corelisters.NodeLister
-	// on are the pods that asked for floating IPs by their node.
+	// on has the pods that asked for floating IPs, indexed by their node.
 	on cache.Indexer
-	// unbound are the UIDs of pods that were recently deleted before they were bound.
+	// unbound has the UIDs of pods that were recently deleted before they were bound.
 	unbound *lru.Cache
 }
 
@@ -79,7 +79,7 @@ const rememberUnbound = 10_000
 // byNode is an index of pods.
 const byNode = "berth.dev/node"
 
-// newKnownPods adds an index to the informer of pods, if it is not there.
+// newKnownPods adds an index to the informer of pods, if the index does not exist yet.
 func newKnownPods(core coreinformers.Interface) (*knownPods, error) {
 	pods := core.Pods().Informer()
 	if pods.GetIndexer().GetIndexers()[byNode] == nil {
@@ -154,8 +154,7 @@ func (k *knownPods) withIPsOn(node string) []*v1.Pod {
 	return view.Indexed[*v1.Pod](k.on, byNode, node)
 }
 
-// serving returns the changes that pools serve a node which they did not serve before, or serve
-// again.
+// serving returns the changes that these pools now serve a node.
 func (k *knownPods) serving(node string, pools []string) (changes []ipam.Change) {
 	if len(pools) == 0 {
 		return nil
