@@ -113,7 +113,6 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	return c, nil
 }
 
-// claimantOf returns the claimant of a request, in the book's terms.
 func claimantOf(r *Request) allocator.Claimant {
 	c := allocator.Claimant{Owner: r.Owner, PodUID: r.UID}
 	switch {
@@ -159,7 +158,6 @@ func (c *Candidates) restingNow(now time.Time) []allocator.Record {
 	})
 }
 
-// terminating says whether the record's pod is known to be terminating.
 func (c *Candidates) terminating(record *allocator.Record) bool {
 	return c.known != nil && recordedPods{c.known}.ask(record, KnownPods.IsTerminating)
 }

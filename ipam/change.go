@@ -15,8 +15,8 @@ import (
 
 // Change is a change that may help waiting pods. It is one of
 //
-//	Pool, Addr         the Addr of Pool came free, for any owner
-//	Pool, Addr,        the Addr of Pool rests, and pods of the Namespace may have it
+//	Pool, Addr         the Addr of Pool became free, for any owner
+//	Pool, Addr,        the Addr of Pool is in cooldown; pods of the Namespace may have it
 //	  Namespace
 //	Pool, Victims      the Pool serves more nodes than before, on which Victims run
 //	Pool, Namespace,   the Namespace may have More addresses of Pool than before, which
@@ -26,7 +26,7 @@ import (
 //	Owner, More        Owner may have More addresses than before
 //	Everything         pools changed, or the book has just been read
 //
-// More is 0 where it is not known how many.
+// More is 0 if the number is unknown.
 type Change struct {
 	Pool       string
 	Addr       netip.Addr
@@ -45,7 +45,7 @@ type Change struct {
 func (c Change) IsOfMany() bool { return c.Everything || c.Namespace != "" && c.Pool == "" }
 
 // Lack has the kinds of changes that help a pod which found no address, as a set of
-// bits. Empty: only other pools or nodes would help, not an address that comes free.
+// bits. Empty: only other pools or nodes would help, not a freed address.
 type Lack uint8
 
 const (
@@ -94,7 +94,6 @@ type ownerKey struct {
 	maxPods int
 }
 
-// ownerState has the present limits of a request's owner.
 type ownerState struct {
 	// terms are nil unless the request names a claim that exists and is valid.
 	terms *claimTerms
@@ -209,7 +208,6 @@ func (h *helping) hasIn(request *Request) bool {
 	})
 }
 
-// isAtCap says whether the pool gives a namespace no more addresses.
 func (h *helping) isAtCap(namespace string) bool {
 	if h.pool.MaxPerNamespace == 0 {
 		return false
@@ -311,7 +309,6 @@ func (i *IPAM) PoolsOf(node Node) (names []string) {
 	return names
 }
 
-// hasFree says whether a pool has a free address.
 func (i *IPAM) hasFree(pool string) bool {
 	state := i.state.Load()
 	if state == nil {

@@ -133,7 +133,6 @@ func (a *Authority) Certify(name, uid string, key ed25519.PublicKey) ([]byte, er
 	return pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: der}), nil
 }
 
-// number returns a positive serial number for a certificate.
 func number() *big.Int {
 	b := make([]byte, 8)
 	_, _ = rand.Read(b) // It never fails.
@@ -143,7 +142,6 @@ func number() *big.Int {
 
 func clusterURI(cluster string) *url.URL { return &url.URL{Scheme: "urn", Opaque: "uuid:" + cluster} }
 
-// isOf returns whether an authority's certificate is of a cluster.
 func isOf(certificate *x509.Certificate, cluster string) bool {
 	return len(certificate.URIs) == 1 && certificate.URIs[0].String() == clusterURI(cluster).String()
 }

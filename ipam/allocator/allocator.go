@@ -460,7 +460,6 @@ func (a *Allocator) disown(key ownerKey, e *entry) {
 	}
 }
 
-// ownedBy yields the entries of an owner's addresses.
 func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		list := a.owners[maphash.Comparable(a.seed, key)]

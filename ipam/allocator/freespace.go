@@ -140,5 +140,4 @@ func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// queues says whether freed addresses go into the queue.
 func (f *freeSpace) queues() bool { return f.Capacity < inexhaustible }

@@ -66,7 +66,6 @@ func (a *Allocator) holding(key ownerKey) *holding {
 	return h
 }
 
-// count notes that the owner has more addresses, or fewer.
 func (h *holding) count(addr netip.Addr, more int) {
 	if addr.Is4() {
 		h.v4 += more
@@ -75,7 +74,6 @@ func (h *holding) count(addr netip.Addr, more int) {
 	}
 }
 
-// countLarge notes that an owner has more addresses, or fewer.
 func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
 	known := a.large[key]
 	if known == nil {
@@ -86,7 +84,6 @@ func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
 	}
 }
 
-// forgetHoldings drops all holdings.
 func (a *Allocator) forgetHoldings() {
 	clear(a.large)
 	clear(a.byLastPod)

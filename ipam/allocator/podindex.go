@@ -7,7 +7,6 @@ import "slices"
 // podKey identifies a pod of a namespace by its UID, or former pods by their name.
 type podKey struct{ namespace, pod string }
 
-// byPod lists addresses by pods.
 type byPod map[podKey][]*entry
 
 func (b byPod) add(key podKey, e *entry) {

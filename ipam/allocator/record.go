@@ -141,7 +141,6 @@ type ownerGroup struct {
 	retainFor                                           time.Duration
 }
 
-// store replaces the stored record of the address.
 func (e *entry) store(record *Record) {
 	owner := &record.Owner
 	if e.stored == nil {
@@ -198,7 +197,7 @@ func (s *stored) owner() Owner {
 // available says whether the address is retained and its owner's next pod may have it.
 func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.isToDetach() }
 
-// owned says whether the address is neither reserved nor cooling down.
+// owned says whether the address is neither reserved nor in cooldown.
 func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 
 // isToDetach says whether the external assigner must detach the address before a pod gets it.

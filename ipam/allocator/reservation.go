@@ -113,7 +113,6 @@ func (a *Allocator) Reserve(c Claimant, wants []Want) ([]Taken, error) {
 	return taken, nil
 }
 
-// promise reserves an address.
 func (a *Allocator) promise(addr netip.Addr, c Claimant) Taken {
 	t := Taken{Addr: addr}
 	if home := a.home(addr); home != nil {

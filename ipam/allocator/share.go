@@ -44,14 +44,12 @@ func (s shares) add(f *freeSpace, namespace string, of use, by int) {
 	s[namespace][f] = share
 }
 
-// count adds an entry of a pool.
 func (s shares) count(f *freeSpace, e *entry) {
 	if owner, owned := e.owner(); owned {
 		s.add(f, owner.namespace, e.use(), 1)
 	}
 }
 
-// drop removes the shares of pools.
 func (s shares) drop(dropped func(*freeSpace) bool) {
 	for namespace, of := range s {
 		for f := range of {
@@ -102,7 +100,6 @@ type budget struct {
 	shares map[*freeSpace]Share
 }
 
-// room returns how many addresses the pool can give.
 func (b *budget) room(f *freeSpace) uint64 {
 	return min(f.room(b.preemption), b.allowance(f))
 }

@@ -6,7 +6,6 @@ package allocator
 // address that must be detached from its node.
 type taker struct{ ownerUID, podUID, detachedFrom string }
 
-// taking has the number of a taker's addresses.
 type taking struct {
 	addresses, promises int
 }
@@ -62,7 +61,6 @@ func (s *takers) count(e *entry, by int, ended func(taker) bool) {
 	}
 }
 
-// end notes whether a taker is gone or lost.
 func (s *takers) end(t taker, ended bool) {
 	of := s.ended[t.ownerUID]
 	switch {

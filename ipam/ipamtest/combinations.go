@@ -43,7 +43,6 @@ func FloatingIPs(now time.Time) iter.Seq2[*v1alpha1.FloatingIP, error] {
 	}
 }
 
-// choicesOf returns the choices for record number n.
 func choicesOf(now time.Time, n *int) []choice {
 	absent := func(*v1alpha1.FloatingIPSpec) {}
 	at := metav1.NewTime(now).Rfc3339Copy()

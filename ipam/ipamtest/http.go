@@ -88,7 +88,6 @@ func failed(h *http.Request, err error) (*http.Response, error) {
 // requests reads the paths of requests, as the API server does.
 var requests = apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()}
 
-// parse reads a request.
 func parse(h *http.Request) (*request, error) {
 	info, err := requests.NewRequestInfo(h)
 	if err != nil {
@@ -183,7 +182,6 @@ func (s *Server) list(r *request) map[string]any {
 	}
 }
 
-// post creates an object.
 func (s *Server) post(r *request) (any, error) {
 	object := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(r.body, &object.Object); err != nil {

@@ -47,7 +47,6 @@ type Server struct {
 	faults []Fault
 }
 
-// key identifies an object.
 type key struct{ resource, namespace, name string }
 
 type event struct {
@@ -179,7 +178,6 @@ func (s *Server) IPs() map[string]*v1alpha1.FloatingIP {
 	return ips
 }
 
-// read returns an object; nil if there is none.
 func read[T any](s *Server, k key) *T {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -57,7 +57,6 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 	return nil, 0, nil
 }
 
-// attempt is the result of an attempt.
 type attempt struct {
 	// asked says that the API server was asked whether the owner is unchanged. refused is the error if
 	// the owner changed.

@@ -62,7 +62,6 @@ func (w *Want) have() string {
 	return fmt.Sprintf("%d of %d %s addresses", w.Has, w.Size, w.families())
 }
 
-// lacking returns the requests of the wants that lack addresses.
 func (g *Goal) lacking() (requests []ipam.Request) {
 	for i := range g.Wants {
 		if w := &g.Wants[i]; w.Has < w.Size {
@@ -94,7 +93,6 @@ type Preallocator interface {
 	Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (made int, err error)
 }
 
-// taker has the dependencies of [Progress.take].
 type taker struct {
 	Preallocator Preallocator
 	// Pools returns the pools of this process's view.

@@ -27,7 +27,6 @@ type correction struct {
 	pod     *v1.Pod
 }
 
-// correct writes a correction.
 func (r *Reclaimer) correct(ctx context.Context, ip *v1alpha1.FloatingIP, c *correction) error {
 	if _, err := r.ips.Update(ctx, ip, *c.spec); err != nil {
 		return err

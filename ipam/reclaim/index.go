@@ -101,7 +101,6 @@ func ownerKey(kind, namespace, name string) string { return kind + "/" + namespa
 
 func podKey(namespace, name string) string { return namespace + "/" + name }
 
-// indexed returns the addresses of an index key, as the cache has them.
 func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](r.index, index, key)
 }

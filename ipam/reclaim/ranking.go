@@ -128,7 +128,6 @@ func (r *rankings) add(ip *v1alpha1.FloatingIP) {
 	r.all[key].add(now)
 }
 
-// remove forgets an address.
 func (r *rankings) remove(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,7 +240,6 @@ func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	return most
 }
 
-// members returns the addresses of the owner's purpose.
 func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	r.mu.Lock()
 	defer r.mu.Unlock()

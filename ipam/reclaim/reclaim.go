@@ -330,7 +330,6 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	return 0, r.apply(ctx, ip, found.situation, v.action, mayDetach)
 }
 
-// cached returns an address as the cache has it, or nil.
 func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
 	return view.Get[v1alpha1.FloatingIP](r.index, name)
 }

@@ -79,7 +79,6 @@ func New(config Config) *Finder {
 // Run looks until ctx ends. The caches must be filled.
 func (f *Finder) Run(ctx context.Context) { wait.UntilWithContext(ctx, f.round, interval) }
 
-// round compares all pods once.
 func (f *Finder) round(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	pods, err := f.Pods.List(labels.Everything())
@@ -135,7 +134,6 @@ func (f *Finder) evict(ctx context.Context, pod *v1.Pod) error {
 	})
 }
 
-// say emits the event.
 func (f *Finder) say(ctx context.Context, pod *v1.Pod, own []netip.Addr) {
 	var has []string
 	for _, ip := range pod.Status.PodIPs {

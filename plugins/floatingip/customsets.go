@@ -167,7 +167,6 @@ func (s *customSets) setOf(owner *ipam.Owner) *customSet {
 	return s.sets[uid][name]
 }
 
-// recorded returns an owner as FloatingIPs record it.
 func recorded(owner *ipam.Owner) *v1alpha1.Owner {
 	return &v1alpha1.Owner{
 		APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID),
@@ -215,7 +214,6 @@ func (s *customSets) run(ctx context.Context) {
 	s.reader.Wait()
 }
 
-// kinds returns the kinds of the workloads that pods ask for.
 func (s *customSets) kinds() map[schema.GroupKind]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,7 +285,6 @@ func (s *customSets) next(ctx context.Context) bool {
 	return true
 }
 
-// errTooLate is the error of a workload that waited longer than patience to be read.
 var errTooLate = errors.New("too many other workloads wait to be read")
 
 // complain logs the first error for a kind of workload, and the first success after it.

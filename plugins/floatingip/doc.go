@@ -6,10 +6,10 @@
 //	PreFilter  serial    compiles the pod into a request; finds its candidates
 //	Filter     parallel  do the node's pools have an address for every part, and is its
 //	                     agent ready?
-//	PostFilter serial    no preemption for addresses that come free anyway
-//	Score      parallel  how many free addresses do they have?
+//	PostFilter serial    prevents preemption for addresses that become free anyway
+//	Score      parallel  how many free addresses do the pools have?
 //	Reserve    serial    takes the addresses in memory, all or none
-//	PreBind    parallel  commits them and has the external assigner attach them, if a
+//	PreBind    parallel  commits them, and the external assigner attaches them, if a
 //	                     pool needs it
 //	Bind       parallel  commits the others: one API write each; then posts the Binding,
 //	                     with the FloatingIPs' names as an annotation

@@ -68,7 +68,6 @@ func capOf(node *v1.Node) v1.ResourceList {
 
 func sameCap(a, b *v1.Node) bool { return equality.Semantic.DeepEqual(capOf(a), capOf(b)) }
 
-// hasMore says whether a node allows pods more addresses than before.
 func hasMore(before, after *v1.Node) bool {
 	limits := capOf(after)
 	for name, limit := range capOf(before) {

@@ -643,7 +643,6 @@ func (w *waiter) waitsForOwner() bool {
 	return (w.state == short || w.state == woken) && w.lack == ipam.LackOwner && w.why.causes == causeOwner && !w.narrow
 }
 
-// because notes why the attempt found no address.
 func (l *line) because(uid types.UID, reason why) {
 	if w := l.pods[uid]; w != nil {
 		w.why.causes |= reason.causes

@@ -43,7 +43,6 @@ var (
 	registerOnce sync.Once
 )
 
-// registerMetrics adds the metrics to kube-scheduler's registry.
 func registerMetrics() {
 	registerOnce.Do(func() {
 		legacyregistry.MustRegister(allocationDuration, commitDuration, wokenPods)

@@ -76,7 +76,6 @@ func (w *waiting) outdated(uid types.UID, lack ipam.Lack, reason why) {
 	})
 }
 
-// wants notes that the pod needs fewer free addresses than it asks for.
 func (w *waiting) wants(uid types.UID, wanted int) {
 	w.do(func(l *line, _ time.Time) { l.wants(uid, wanted) })
 }
@@ -87,7 +86,6 @@ func (w *waiting) hold(uid types.UID, covered bool) {
 	w.do(func(l *line, now time.Time) { l.hold(uid, covered, now) })
 }
 
-// ahead is [line.ahead].
 func (w *waiting) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +110,6 @@ func (w *waiting) forget(uid types.UID) {
 	w.do(func(l *line, now time.Time) { l.gone(uid, now) })
 }
 
-// changed offers a change to waiting pods.
 func (w *waiting) changed(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.changed(change, now) })
 }
@@ -122,7 +119,6 @@ func (w *waiting) serves(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.serves(change, now) })
 }
 
-// help says whether one of these changes may help a waiting pod.
 func (w *waiting) help(uid types.UID, changes []ipam.Change) bool {
 	if len(changes) == 0 {
 		return false
@@ -140,14 +136,12 @@ func (w *waiting) demand(snapshot *pools.Snapshot) *ipam.Demand {
 	return w.line.demand(snapshot)
 }
 
-// count returns how many pods lack an address, and why.
 func (w *waiting) count() map[group]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.line.lacking()
 }
 
-// run wakes pods until ctx ends.
 func (w *waiting) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

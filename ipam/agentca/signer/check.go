@@ -28,7 +28,6 @@ const (
 	extraNodeUID  = "authentication.kubernetes.io/node-uid"
 )
 
-// agent is the agent that a request is for.
 type agent struct {
 	name, uid string
 	key       ed25519.PublicKey
