@@ -88,7 +88,7 @@ func New(cluster string) (*Authority, error) {
 	return &Authority{certificate, key}, nil
 }
 
-// Parse reads what PEM wrote.
+// Parse reads the certificate and the key that PEM returned.
 func Parse(certificate, key []byte) (*Authority, error) {
 	certificates, err := ParseBundle(certificate)
 	if err != nil {

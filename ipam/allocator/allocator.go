@@ -601,7 +601,7 @@ func (a *Allocator) IsFree(addr netip.Addr) bool {
 	return !a.index.entry(addr).inUse() && a.gives(addr)
 }
 
-// gives says whether a pool may give the address when nobody has it.
+// gives says whether a pool may give the address when it is free.
 func (a *Allocator) gives(addr netip.Addr) bool {
 	home := a.home(addr)
 	return home != nil && !home.Disabled

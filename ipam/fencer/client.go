@@ -24,7 +24,7 @@ type Machine struct {
 	// Name and UID identify the Node.
 	Name string
 	UID  types.UID
-	// ProviderID is the Node's spec.providerID, empty where nobody set it.
+	// ProviderID is the Node's spec.providerID; empty if it is not set.
 	ProviderID string
 	// InternalIPs are the InternalIPs in the Node's status.
 	InternalIPs []netip.Addr

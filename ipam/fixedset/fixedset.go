@@ -75,7 +75,7 @@ func SpareOf(annotations map[string]string) (Spare, error) {
 	return Spare{Said: true, Pods: int64(n)}, nil
 }
 
-// SlimTemplate returns what a pod template says about the size.
+// SlimTemplate returns the part of a pod template that determines the size.
 func SlimTemplate(template *v1.PodTemplateSpec) (slim v1.PodTemplateSpec) {
 	if text, ok := template.Annotations[v1alpha1.AnnotationSpareAddresses]; ok {
 		slim.Annotations = map[string]string{v1alpha1.AnnotationSpareAddresses: text}

@@ -83,7 +83,7 @@ func IsOff(last *v1alpha1.NodeReference, now *v1.Node) bool {
 	return now == nil || now.UID != last.UID || IsOutOfService(now)
 }
 
-// IsOutOfService returns whether somebody said by the taint out-of-service that a node is off.
+// IsOutOfService returns whether the taint out-of-service says that a node is off.
 func IsOutOfService(node *v1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == v1.TaintNodeOutOfService })
 }

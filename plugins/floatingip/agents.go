@@ -72,7 +72,7 @@ func (a *agents) seen(pod *v1.Pod) (gained string) {
 // gone notes that a pod does not exist any more.
 func (a *agents) gone(pod *v1.Pod) { a.moved(pod.UID, "") }
 
-// moved notes the node where an agent is ready; empty: nowhere.
+// moved notes the node on which an agent is ready; empty: the agent is not ready.
 func (a *agents) moved(uid types.UID, node string) (gained string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
