@@ -18,11 +18,11 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Candidates can serve a request at one moment: addresses that its owner
-// already has, and the pools it may use. Safe for concurrent use.
+// Candidates has the addresses that can serve a request at one moment: addresses that its owner
+// already has, and the pools that it may use. Safe for concurrent use.
 type Candidates struct {
 	request Request
-	// workload is the pod's, also where its claim owns the addresses.
+	// workload is the pod's workload, even if an IPClaim owns the addresses.
 	workload Owner
 	claimant allocator.Claimant
 	state    *state
@@ -30,16 +30,17 @@ type Candidates struct {
 	parts    []candidate
 	// kept are the kept addresses of all parts, each once.
 	kept []netip.Addr
-	// givenUp are idle addresses of the owner in pools that the request does not name, the pod's last one first.
+	// givenUp are idle addresses of the owner in pools that the request does not name. The address
+	// that a pod of this name had last comes first.
 	givenUp []allocator.Record
 	// asked are the request's parts before defaultFamily chose families.
 	asked []Part
 	known *atomic.Pointer[KnownPods]
-	// plain: the pod wants one free address of any pool, so free counts are enough to
+	// plain says that the pod wants one free address of any pool: the free counts are enough for an
 	// answer.
 	plain bool
-	// resting are addresses at rest for the pods of the namespace that this pod may have where no
-	// other is left.
+	// resting are addresses in cooldown for the pods of the namespace. This pod may have them if no
+	// other address is left.
 	resting []allocator.Record
 	// shares count the addresses of the pod's namespace in pools with a cap.
 	shares map[string]allocator.Share
@@ -54,10 +55,10 @@ type Candidates struct {
 
 // candidate has the addresses that can serve one part.
 type candidate struct {
-	// kept are addresses that the owner had before this attempt; the part must have one
-	// of them. Empty: the part gets a free one.
+	// kept are addresses that the owner had before this attempt. The part must have one of them. If
+	// kept is empty, the part gets a free address.
 	kept []allocator.Record
-	// usable lists by pool the positions in kept of addresses that the part may have, ascending.
+	// usable lists, by pool, the positions in kept of the addresses that the part may have, ascending.
 	usable map[int][]int
 	// stale are addresses that earlier attempts to schedule the pod took, in
 	// this process or in another scheduler. The pod may run with another address.
@@ -66,9 +67,9 @@ type candidate struct {
 
 // Rejection says why a node cannot have the pod.
 type Rejection struct {
-	// Reason is a text for the user. Nodes with the same pools have the same.
+	// Reason is a text for the user. It is the same for nodes with the same pools.
 	Reason string
-	// Unresolvable: not even preemption would help.
+	// Unresolvable says that preemption would not help.
 	Unresolvable bool
 	// Lacks has the changes that would let the pod run there.
 	Lacks Lack
@@ -78,20 +79,21 @@ type Rejection struct {
 const (
 	ReasonNode     = "node(s) in no IPPool that the pod may use"
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
-	// ReasonNodeCap is of nodes that limit their addresses: see [podrequest.Reader.WithinNode].
+	// ReasonNodeCap is the reason of nodes that limit their addresses: see
+	// [podrequest.Reader.WithinNode].
 	ReasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
-	// ReasonNoSession begins the reason of nodes that pools serve only with an established BGP session.
+	// ReasonNoSession is the beginning of the reason of nodes that pools serve only with an
+	// established BGP session.
 	ReasonNoSession = "node(s) without an established BGP session, which IPPool "
-	// ReasonNoAgent is of nodes where another CNI plugin would give the pod its address.
+	// ReasonNoAgent is the reason of nodes where another CNI plugin would give the pod its address.
 	ReasonNoAgent = "node(s) where no Berth agent is ready"
 )
 
-// NoAgentOn is ReasonNoAgent of one node.
+// NoAgentOn is ReasonNoAgent for one node.
 func NoAgentOn(node string) string { return node + ": no Berth agent is ready" }
 
-// Candidates returns the addresses that can serve a request now. It fails with
-// ErrNotSynced, or with a *ShortageError if none can, even if others come free. It
-// does not block.
+// Candidates returns the addresses that can serve a request now. It fails with ErrNotSynced, or
+// with a *ShortageError if no address can, even if more become free. It does not block.
 func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	state := i.state.Load()
 	if state == nil {
@@ -111,7 +113,6 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	return c, nil
 }
 
-// claimantOf returns the claimant of a request, in the book's terms.
 func claimantOf(r *Request) allocator.Claimant {
 	c := allocator.Claimant{Owner: r.Owner, PodUID: r.UID}
 	switch {
@@ -125,7 +126,7 @@ func claimantOf(r *Request) allocator.Claimant {
 
 // look fills in the candidates from the book and the pools.
 func (i *IPAM) look(c *Candidates) error {
-	// Before Held: a pod may end at any moment.
+	// This comes before Held, because a pod may end at any moment.
 	c.claimant.SetWasFull = !i.book.SetHasRoom(c.claimant)
 	held := c.held()
 	c.limitWithoutGivenUp()
@@ -144,8 +145,9 @@ func (i *IPAM) look(c *Candidates) error {
 	return nil
 }
 
-// restingNow returns the addresses that rest for the namespace and for nothing but their last nodes:
-// also the node of the next pod asks these. In a pool with a cooldown nobody gets them before it is over.
+// restingNow returns the addresses whose pool cooldown is over and that are in cooldown for their
+// last nodes only. Pods of the namespace may have them, because the agent of the next node also
+// asks the last node.
 func (c *Candidates) restingNow(now time.Time) []allocator.Record {
 	if c.request.isAhead() {
 		return nil
@@ -156,7 +158,6 @@ func (c *Candidates) restingNow(now time.Time) []allocator.Record {
 	})
 }
 
-// terminating says whether the record's pod is known to be being deleted.
 func (c *Candidates) terminating(record *allocator.Record) bool {
 	return c.known != nil && recordedPods{c.known}.ask(record, KnownPods.IsTerminating)
 }
@@ -164,9 +165,8 @@ func (c *Candidates) terminating(record *allocator.Record) bool {
 // Snapshot returns the pools to which positions refer.
 func (c *Candidates) Snapshot() *pools.Snapshot { return c.state.snapshot }
 
-// Rejects says why a node with this reach cannot have the pod, nil if it can. It is
-// fast for a pod that wants one address of any pool; for other pods it caches its
-// answers.
+// Rejects says why a node with this reach cannot have the pod; nil if it can. It is fast for a pod
+// that wants one address of any pool. For other pods it caches its answers.
 func (c *Candidates) Rejects(reach *pools.Reach) *Rejection {
 	if c.plain && c.hasRoom(reach) {
 		return nil
@@ -189,7 +189,7 @@ func (c *Candidates) hasRoom(reach *pools.Reach) bool {
 }
 
 // FitAll says whether all of these reaches can serve the pod, even after the pods of a demand on
-// the same snapshot took their addresses. False also means that it is not known.
+// the same snapshot took their addresses. False may also mean that the answer is unknown.
 func (c *Candidates) FitAll(reaches []*pools.Reach, others *Demand) bool {
 	if !c.plain {
 		return false
@@ -202,7 +202,8 @@ func (c *Candidates) FitAll(reaches []*pools.Reach, others *Demand) bool {
 	return true
 }
 
-// competing returns how many of the addresses that Room counts others may take.
+// competing returns how many addresses of the reach, among those that Room counts, other pods may
+// take.
 func (c *Candidates) competing(reach *pools.Reach, others *Demand) int64 {
 	if others == nil {
 		return 0
@@ -213,7 +214,7 @@ func (c *Candidates) competing(reach *pools.Reach, others *Demand) int64 {
 			n += others.of[position]
 		}
 	}
-	return int64(min(n, others.all)) // A pod that may take of several pools counts once.
+	return int64(min(n, others.all)) // A pod that may take addresses of several pools counts once.
 }
 
 // free returns how many addresses a pool can give to pods of the namespace.
@@ -259,8 +260,8 @@ func (c *Candidates) rejection(nodePools []int, preemption *Preemption) *Rejecti
 	}
 }
 
-// check says why no node can have the pod, even if addresses come free; nil if one
-// may.
+// check says why no node can have the pod, even if addresses become free; nil if some node may have
+// it.
 func (c *Candidates) check() error {
 	for part := range c.parts {
 		if !c.isWithin(part, c.state.everywhere.Positions()) {
@@ -389,8 +390,8 @@ func (c *Candidates) Room(reach *pools.Reach) int64 {
 	return int64(min(room, math.MaxInt32))
 }
 
-// HasRouted returns whether routers would lead an address of the pod to its node: a kept one, or one of some
-// pool that it may use.
+// HasRouted returns whether routers may lead an address of the pod to its node: a kept address, or
+// an address of a pool that the pod may use.
 func (c *Candidates) HasRouted() bool {
 	for position, pool := range c.state.snapshot.Pools() {
 		if pool.Routed && c.isOf(position) {
@@ -400,13 +401,14 @@ func (c *Candidates) HasRouted() bool {
 	return false
 }
 
-// isOf says whether the pod may get an address of the pool, or has a kept one there.
+// isOf says whether the pod may get an address of the pool, or has a kept address there.
 func (c *Candidates) isOf(position int) bool {
 	return c.mayServe(position) || slices.ContainsFunc(c.parts, func(p candidate) bool { return len(p.usable[position]) > 0 })
 }
 
-// WithoutSession returns the rejection of a node that has no established BGP session, and this reach with one: nil if pools of
-// the reach that require a session could not serve the pod either.
+// WithoutSession returns the rejection of a node that lacks an established BGP session. reach is
+// the reach that the node has with a session. The result is nil if a session would not help: no
+// pool of the reach that requires a session can serve the pod.
 func (c *Candidates) WithoutSession(reach *pools.Reach) *Rejection {
 	var names []string
 	for _, position := range reach.Positions() {

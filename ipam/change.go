@@ -15,8 +15,8 @@ import (
 
 // Change is a change that may help waiting pods. It is one of
 //
-//	Pool, Addr         the Addr of Pool came free, for any owner
-//	Pool, Addr,        the Addr of Pool rests, and pods of the Namespace may have it
+//	Pool, Addr         the Addr of Pool became free, for any owner
+//	Pool, Addr,        the Addr of Pool is in cooldown; pods of the Namespace may have it
 //	  Namespace
 //	Pool, Victims      the Pool serves more nodes than before, on which Victims run
 //	Pool, Namespace,   the Namespace may have More addresses of Pool than before, which
@@ -26,7 +26,7 @@ import (
 //	Owner, More        Owner may have More addresses than before
 //	Everything         pools changed, or the book has just been read
 //
-// More is 0 where it is not known how many.
+// More is 0 if the number is unknown.
 type Change struct {
 	Pool       string
 	Addr       netip.Addr
@@ -34,34 +34,34 @@ type Change struct {
 	Owner      *Owner
 	More       int
 	Everything bool
-	// Trial: the change undoes what an attempt did on trial.
+	// Trial says that the change takes back a reservation on trial.
 	Trial bool
 	// Victims are pods that could be preempted on these nodes, with an address of any pool.
 	Victims []Victim
 }
 
-// IsOfMany says whether the change is of all that a namespace, or every pod, may have, and not of
+// IsOfMany says whether the change may help all pods, or all pods of a namespace, and is not about
 // one pool, address or owner.
 func (c Change) IsOfMany() bool { return c.Everything || c.Namespace != "" && c.Pool == "" }
 
 // Lack has the kinds of changes that help a pod which found no address, as a set of
-// bits. Empty: only other pools or nodes would help, not an address that comes free.
+// bits. Empty: only other pools or nodes would help, not a freed address.
 type Lack uint8
 
 const (
 	// LackAddress is a free address of a pool.
 	LackAddress Lack = 1 << iota
-	// LackOwner is an address of its owner: the owner must be allowed more addresses, or
-	// another of its pods must give one back.
+	// LackOwner is an address of the request's owner: the owner must be allowed more addresses, or
+	// another of its pods must give an address back.
 	LackOwner
-	// LackAgent is an agent, or a BGP session, on a node of its pools. The pool serves that node when the agent is ready,
-	// or the session is established.
+	// LackAgent is an agent, or a BGP session, on a node of the request's pools. A pool begins to
+	// serve the node when the agent is ready, or the session is established.
 	LackAgent
 )
 
-// Helps returns a function that says whether a change may help a request with this
-// lack now. The caller must use the function at once, for any number of requests, and
-// not keep it; it is not safe for concurrent use. Neither blocks.
+// Helps returns a function that says whether a change may help a request with this lack now. The
+// caller must use the function at once, for any number of requests, and not keep it; it is not safe
+// for concurrent use. Neither Helps nor the function blocks.
 func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	if change.IsOfMany() {
 		return func(request *Request, _ Lack) bool { return change.Everything || request.Namespace == change.Namespace }
@@ -84,7 +84,7 @@ type helping struct {
 	state  *state
 	pool   *pools.Pool // of the change; nil: none
 	owners map[ownerKey]*ownerState
-	// atCap says for known namespaces whether they may have no more of the pool.
+	// atCap caches, by namespace, whether the pool gives the namespace no more addresses.
 	atCap map[string]bool
 }
 
@@ -94,13 +94,12 @@ type ownerKey struct {
 	maxPods int
 }
 
-// ownerState has the limits of a request's owner at present.
 type ownerState struct {
 	// terms are nil unless the request names a claim that exists and is valid.
 	terms *claimTerms
-	// atLimit are the families of which the owner may have no more.
+	// atLimit are the families of which the owner may have no more addresses.
 	atLimit map[v1alpha1.IPFamily]bool
-	// hasFree: a pool that the owner may use has a free address.
+	// hasFree says that a pool that the owner may use has a free address.
 	hasFree bool
 }
 
@@ -108,7 +107,7 @@ type ownerState struct {
 func (h *helping) owner(request *Request, lack Lack) bool {
 	switch {
 	case request.isAhead():
-		// The namespace may have an address less.
+		// The namespace may have one address fewer.
 		return request.Quota != nil && request.Namespace == h.change.Owner.Namespace && !h.change.Addr.IsValid() &&
 			!h.isAtQuota(request) && h.stateOf(request).hasFree
 	case !request.ownerKey().SameWorkload(*h.change.Owner):
@@ -116,8 +115,8 @@ func (h *helping) owner(request *Request, lack Lack) bool {
 	case h.change.Addr.IsValid(), h.change.More == 0:
 		return true
 	}
-	// The owner may have more, but the address must come from a pool. If no pool has
-	// one, a later change that frees an address helps instead.
+	// The owner may have more addresses, but the address must come from a pool. If no pool has a free
+	// address, a later change that frees one helps instead.
 	return lack&LackOwner != 0 && (!request.limited() || h.stateOf(request).hasFree)
 }
 
@@ -125,14 +124,14 @@ func (h *helping) owner(request *Request, lack Lack) bool {
 // free address can help.
 func (r *Request) limited() bool { return r.Claim != "" || r.FixedSet }
 
-// anybody says whether a change of a pool may help a request. If a namespace may have
-// more of a pool that has no free address, only the next freed address helps.
+// anybody says whether a change of a pool may help a request. If a namespace may have more
+// addresses of a pool without a free address, only the next freed address helps.
 func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.pool == nil {
 		return false
 	}
-	// A request that lacks something else than an address hears of no freed one, unless its owner may have
-	// more by now.
+	// A request that lacks something other than an address is not told of freed addresses, unless its
+	// owner may have more addresses by now.
 	hears := lack == 0 || lack&LackAddress != 0
 	if !request.isAhead() && (request.Claim != "" || !hears && lack&LackOwner != 0 && request.FixedSet) {
 		owner := h.stateOf(request)
@@ -167,10 +166,10 @@ func (h *helping) fits(request *Request) bool {
 	})
 }
 
-// serves says whether it may help a request that the pool serves another node. If the pool has no
-// address for a request that lacks one, a victim there may have one; else the next freed address helps.
-// A request that lacks something else hears of no freed address, so its next attempt must find out that
-// it lacks one.
+// serves says whether a request may be helped because the pool serves another node. If the request
+// lacks an address and the pool has none, it is helped only by a victim on that node; otherwise the
+// next freed address helps. A request that lacks something else is not told of freed addresses, so
+// its next attempt must find out that it lacks an address.
 func (h *helping) serves(request *Request, lack Lack) bool {
 	other := lack&(LackOwner|LackAgent) != 0
 	switch {
@@ -182,8 +181,8 @@ func (h *helping) serves(request *Request, lack Lack) bool {
 	return other || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name) || h.preempts(request)
 }
 
-// preempts says whether the end of a victim of lower priority would give the request an address of the
-// pool.
+// preempts says whether the end of a victim of lower priority would give the request an address of
+// the pool.
 func (h *helping) preempts(request *Request) bool {
 	return slices.ContainsFunc(h.change.Victims, func(v Victim) bool {
 		return request.MayPreempt && v.Priority < request.Priority && slices.ContainsFunc(h.ipam.book.OfPod(v.Namespace, v.UID), func(record allocator.Record) bool {
@@ -209,7 +208,6 @@ func (h *helping) hasIn(request *Request) bool {
 	})
 }
 
-// isAtCap says whether the pool gives a namespace no more addresses.
 func (h *helping) isAtCap(namespace string) bool {
 	if h.pool.MaxPerNamespace == 0 {
 		return false
@@ -311,7 +309,6 @@ func (i *IPAM) PoolsOf(node Node) (names []string) {
 	return names
 }
 
-// hasFree says whether a pool has a free address.
 func (i *IPAM) hasFree(pool string) bool {
 	state := i.state.Load()
 	if state == nil {

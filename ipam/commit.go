@@ -34,21 +34,20 @@ type Pods interface {
 	IsNamespace(ctx context.Context, name, uid string) (bool, error)
 }
 
-// Commit makes a reservation durable: one write for each address, create or
-// update. If the pool needs the external assigner, Commit then has it attach the
-// address. Commit blocks. It fails with ErrConflict if an address was given to somebody
-// else or moved to another pool in the meantime, and also with ErrNotCurrent if the pod is
-// not current.
+// Commit makes a reservation durable: one write for each address, create or update. If the pool
+// needs the external assigner, Commit then asks the assigner to attach the address. Commit blocks.
+// It fails with ErrConflict if an address was given to somebody else or moved to another pool in
+// the meantime, and also with ErrNotCurrent if the pod is not current.
 //
-// Commit updates an address that is recorded for the pod already, even if nothing
-// changes: a scheduler that wrote the record before can then not take it back
-// ([IPAM.Abandon]). Commit leaves other addresses of earlier attempts alone, because a
-// slow scheduler may still bind the pod with one. The controller frees them when the
-// pod is bound, and also the committed addresses of a reservation that failed.
+// Commit updates the FloatingIP of an address that is recorded for the pod already, even if nothing
+// changes. So a scheduler that wrote the record before cannot take it back ([IPAM.Abandon]). Commit
+// does not change other addresses of earlier attempts, because a slow scheduler may still bind the
+// pod with one of them. The controller frees these addresses when the pod is bound, and also the
+// committed addresses of a reservation that failed.
 //
-// Commit asks pods only if somebody else may have written the record. This process may
-// be behind; then it must not take the address from the pod's successor, and must not
-// record a node on which the pod does not run.
+// Commit asks pods only if another program may have written the record. If this process is behind,
+// it must not take the address from the pod's successor, and must not record a node on which the
+// pod does not run.
 func (i *IPAM) Commit(ctx context.Context, r *Reservation, pods Pods) error {
 	// The first address decides between two schedulers that want to bind the pod. In
 	// parallel, each could win some addresses and both would fail.
@@ -91,7 +90,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 	return i.attach(ctx, r, a, pool, record.Version)
 }
 
-// NeedsAssigner returns whether the external assigner attaches an address of the reservation.
+// NeedsAssigner returns whether the external assigner must attach an address of the reservation.
 func (i *IPAM) NeedsAssigner(r *Reservation) bool {
 	snapshot := i.state.Load().snapshot
 	return slices.ContainsFunc(r.addrs, func(a *address) bool {
@@ -100,7 +99,7 @@ func (i *IPAM) NeedsAssigner(r *Reservation) bool {
 	})
 }
 
-// attach has the external assigner attach the address to the pod's node.
+// attach asks the external assigner to attach the address to the pod's node.
 func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, revision uint64) error {
 	if !pool.ExternalAssigner || r.request.isAhead() || r.request.OfService {
 		return nil
@@ -116,9 +115,9 @@ func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *poo
 	})
 }
 
-// write writes the FloatingIP of an address. The end of the owner's last pod has the controller write a kept
-// address as well, at the same time: the address is still the owner's then, and write tries again with the
-// FloatingIP as it is now.
+// write writes the FloatingIP of an address. When the owner's last pod ends, the controller may
+// write the FloatingIP of a kept address at the same time. The address is still the owner's, so
+// write tries again with the current FloatingIP.
 func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, pods Pods) (*v1alpha1.FloatingIP, error) {
 	const attempts = 4
 	for n := 1; ; n++ {
@@ -136,8 +135,8 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pool
 	}
 }
 
-// isStillKept reads the FloatingIP of a kept address again. It returns whether the address is still the owner's, and
-// no other pod has it than before.
+// isStillKept reads the FloatingIP of a kept address again. It returns whether the address still
+// belongs to the owner and no new pod has it.
 func (i *IPAM) isStillKept(ctx context.Context, a *address) (bool, error) {
 	_, record, err := i.read(ctx, a)
 	if apierrors.IsNotFound(err) {
@@ -152,7 +151,7 @@ func (i *IPAM) isStillKept(ctx context.Context, a *address) (bool, error) {
 		!record.Reserved && !record.Cooling && !record.OfService && record.Attached == before.Attached, nil
 }
 
-// read reads the FloatingIP of an address, and has the book know it.
+// read reads the FloatingIP of an address into the book.
 func (i *IPAM) read(ctx context.Context, a *address) (*v1alpha1.FloatingIP, allocator.Record, error) {
 	ip, err := i.store.Get(ctx, a.name())
 	if err != nil {
@@ -273,12 +272,12 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 	return i.takeOver(ctx, r, a, spec, pods)
 }
 
-// Abandon takes back Commit's writes for a pod that is gone, bound by another scheduler to another node or
-// not to be bound by this attempt: it deletes the FloatingIPs that Commit created, and
-// retains addresses for their owner that were retained before. An address that the external
-// assigner was told to attach stays without a pod until the controller has it detached.
-// Abandon leaves alone addresses that another scheduler took over since: it may be about to
-// bind the pod with them.
+// Abandon takes back Commit's writes for a pod that is gone, was bound by another scheduler to
+// another node, or will not be bound by this attempt. It deletes the FloatingIPs that Commit
+// created, and retains addresses that were retained before. If the external assigner was told to
+// attach an address, the FloatingIP stays without a pod until the address is detached. Abandon does
+// not change addresses that another scheduler took over since, because that scheduler may be about
+// to bind the pod with them.
 //
 // It blocks, and may be called again after an error.
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {

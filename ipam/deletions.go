@@ -11,10 +11,10 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// deletions ends the rest, in the book, of addresses whose FloatingIP somebody deleted
-// while their owner had them. The controller records it in another FloatingIP (package
-// reclaim, deletions.go). Until the book sees that one, and if no controller runs, nothing
-// but the book keeps the address from other pods. Safe for concurrent use.
+// deletions ends cooldowns in the book that began because somebody deleted the FloatingIP of an
+// address with an owner. The controller records such a cooldown in a new FloatingIP (package
+// reclaim, deletions.go). Only the book keeps the address from other pods until it sees this
+// FloatingIP, or if no controller runs. Safe for concurrent use.
 type deletions struct {
 	// cooldown returns the cooldown of a pool.
 	cooldown func(pool string) time.Duration
@@ -23,13 +23,13 @@ type deletions struct {
 
 	mu    sync.Mutex
 	all   map[netip.Addr]deletion
-	again wakeup.Signal // has run check all addresses: there is a new one, or pools have changed
+	again wakeup.Signal // makes run check all addresses, because there is a new one or pools have changed
 }
 
 type deletion struct {
 	pool  string
 	since time.Time
-	// least is for how long the address rests at least.
+	// least is the shortest cooldown of the address.
 	least time.Duration
 }
 
@@ -37,8 +37,8 @@ func newDeletions(cooldown func(pool string) time.Duration, over func(addr netip
 	return &deletions{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: wakeup.New()}
 }
 
-// begin notes that the cooldown of an address begins now, and that the address rests for at least some
-// time. It does not block.
+// begin notes that the cooldown of an address begins now. The cooldown takes at least least. It
+// does not block.
 func (r *deletions) begin(addr netip.Addr, pool string, least time.Duration) {
 	r.mu.Lock()
 	r.all[addr] = deletion{pool, time.Now(), least}
@@ -67,8 +67,8 @@ func (r *deletions) run(ctx context.Context) {
 	}
 }
 
-// take removes and returns the addresses whose cooldown is over. next is the time until
-// the next one; 0: there is none.
+// take removes and returns the addresses whose cooldown is over. next is the time until the next
+// cooldown is over; 0: there is none.
 func (r *deletions) take(now time.Time) (ended []netip.Addr, next time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

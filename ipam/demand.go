@@ -8,10 +8,11 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Demand is how many free addresses pods may take of each pool of one snapshot, at most. nil: none.
-// Not safe for concurrent use.
+// Demand is the largest number of free addresses that pods may take of each pool of one snapshot.
+// nil is no demand. Not safe for concurrent use.
 type Demand struct {
-	// of has for each pool the addresses of the pods that may take some of it, and all of all pods.
+	// of has, for each pool, the number of addresses of the pods that may take some from it. all is
+	// the number of addresses of all pods.
 	of  []int
 	all int
 }
@@ -32,7 +33,7 @@ func (d *Demand) Add(from *pools.Reach, n int) {
 	}
 }
 
-// Clone copies a demand; nil if it is of no pod.
+// Clone copies a demand; nil if no pod has a demand.
 func (d *Demand) Clone() *Demand {
 	if d.all == 0 {
 		return nil
@@ -40,8 +41,8 @@ func (d *Demand) Clone() *Demand {
 	return &Demand{of: slices.Clone(d.of), all: d.all}
 }
 
-// Sources returns the pools of a snapshot that may give a request an address at some time: none if
-// it names a claim that does not exist. It does not block.
+// Sources returns the pools of a snapshot that may give a request an address at some time. It
+// returns no pool if the request names a claim that does not exist. It does not block.
 func (i *IPAM) Sources(request *Request, snapshot *pools.Snapshot) *pools.Reach {
 	if request.Claim != "" {
 		claimed, err := i.claimed(*request)

@@ -4,9 +4,9 @@
 // IPPool objects, allocator is the book in memory, store writes FloatingIPs to the
 // API server.
 //
-// A [Request] has a part for each address that the pod wants. [Candidates] has
-// the means to serve it at one moment: for each part the addresses that the owner has already,
-// and the pools it may use. All parts are served, or none.
+// A [Request] has a part for each address that the pod wants. [Candidates] has, for each part, the
+// addresses that the owner has already and the pools that the pod may use, at one moment. All parts
+// are served, or none.
 //
 // # Life of an address
 //
@@ -26,8 +26,8 @@
 //     reserved.
 //   - No lock is held across I/O.
 //   - An address that a policy keeps for its owner is never given to another owner.
-//   - No scheduler takes back an address that a pod is bound with: every write for a
-//     pod changes the resource version that an earlier writer would need.
+//   - No scheduler takes back an address of a bound pod: every write for a pod changes the resource
+//     version, so an earlier writer fails.
 //   - One book per process: [IPAM] is shared by all profiles of a scheduler.
 //
 // # Why an object per address

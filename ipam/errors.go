@@ -24,7 +24,7 @@ var (
 // ShortageError says why no address can serve a request. The user reads its
 // text in `kubectl describe pod`.
 type ShortageError struct {
-	// Reasons has one text per pool that was considered, or one that says why none was.
+	// Reasons has one text for each pool that was considered, or one text that says why no pool was.
 	Reasons []string
 	// Remedy is advice to the user.
 	Remedy string
@@ -61,8 +61,8 @@ const (
 	AtQuota
 	// NoSuchPool: no IPPool has the names or labels of the request.
 	NoSuchPool
-	// NoPoolFits: such pools exist, but none is enabled, admits the namespace, allows the
-	// terms and has addresses of the family and in the ranges.
+	// NoPoolFits: such pools exist, but each of them is disabled, does not admit the namespace, does
+	// not allow the terms, or has no addresses of the family or in the ranges.
 	NoPoolFits
 )
 

@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// impossible says why no node can have the pod, even if addresses come free; nil if one
-// may.
+// impossible says why no node can have the pod, even if addresses become free; nil if some node may
+// have it.
 func (c *Candidates) impossible() error {
 	if err := c.homeless(); err != nil {
 		return err
@@ -47,8 +47,8 @@ func (c *Candidates) impossible() error {
 	return nil
 }
 
-// homeless returns an error if the pod must have an address that is in no pool any
-// more, so that no node is known to reach it.
+// homeless returns an error if the pod must have an address that is in no pool any more: it is
+// unknown which nodes reach such an address.
 func (c *Candidates) homeless() error {
 	for _, part := range c.parts {
 		homed := func(record allocator.Record) bool { return c.poolOf(&record) != nil }
@@ -65,8 +65,8 @@ func (c *Candidates) homeless() error {
 	return nil
 }
 
-// unadmitted returns an error if the pod must have an address whose pool no longer
-// admits the namespace, or does not allow the terms that are new to the address.
+// unadmitted returns an error if the pod must have an address whose pool no longer admits the
+// namespace, or does not allow the pod's terms, and the address had other terms.
 func (c *Candidates) unadmitted() error {
 	for _, part := range c.parts {
 		if len(part.usable) > 0 {
@@ -170,7 +170,8 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
 }
 
-// stays says that an address stays kept while the pod waits for one of another pool; nil if there is none.
+// stays says that an address of the owner stays kept while the pod waits for an address of another
+// pool; nil if there is no such address.
 func (c *Candidates) stays() []string {
 	if len(c.givenUp) == 0 {
 		return nil
@@ -178,8 +179,8 @@ func (c *Candidates) stays() []string {
 	return []string{c.notNamed(&c.givenUp[0]) + ", and stays kept until the pod has another"}
 }
 
-// shortOf returns why a pool that serves a part has no address, and a remedy if the user
-// has one.
+// shortOf says why a pool that serves a part has no address. remedy is what the user can do, or
+// empty.
 func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string) {
 	ranges := c.request.Parts[part].Ranges.Ranges()
 	exact := len(ranges) == 1 && ranges[0].First == ranges[0].Last
@@ -207,8 +208,8 @@ func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string)
 	return reason, ""
 }
 
-// causeOf returns AtCap if a pool could serve the request but gives the namespace no
-// more, NoneFree otherwise.
+// causeOf returns AtCap if a pool could serve the request but gives the namespace no more
+// addresses, otherwise NoneFree.
 func (c *Candidates) causeOf(err error, nodePools []int) Cause {
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) && errors.Is(err, allocator.ErrExhausted) && slices.ContainsFunc(nodePools, func(position int) bool {
@@ -219,8 +220,8 @@ func (c *Candidates) causeOf(err error, nodePools []int) Cause {
 	return NoneFree
 }
 
-// atCap says whether a pool has free addresses for the request, but its cap allows the
-// namespace fewer.
+// atCap says whether a pool has free addresses for the request, but its cap does not allow the
+// namespace enough of them.
 func (c *Candidates) atCap(pool *pools.Pool) bool {
 	left := allowance(pool, c.book.Share(pool.Name, c.request.Namespace))
 	return left < min(c.book.Counts(pool.Name).Free, uint64(len(c.parts)))
@@ -232,10 +233,11 @@ func (c *Candidates) capText(pool *pools.Pool) string {
 		pool, c.request.Namespace, pool.MaxPerNamespace, has.Total(), has.Allocated, has.Retained)
 }
 
-// mostAsked is how many addresses of an owner are gone through for a text.
+// mostAsked is the maximum number of an owner's addresses that are read for a text.
 const mostAsked = 100
 
-// setInUseText says that other pods have the owner's addresses, and of a few how many are coming back.
+// setInUseText says that other pods have the owner's addresses. If these are not too many, it also
+// says how many of the pods are terminating.
 func (c *Candidates) setInUseText() string {
 	owner := c.claimant.Owner
 	v4, v6 := c.book.Owned(owner)
@@ -264,11 +266,11 @@ func (c *Candidates) setInUseText() string {
 	return text
 }
 
-// endsFirst is what lets an update end pods whose addresses the next ones need.
+// endsFirst says how to make an update end pods before it starts pods that need their addresses.
 const endsFirst = "an update that starts a pod before it ends one waits for ever: set maxUnavailable: 1 and maxSurge: 0, or strategy Recreate"
 
-// isOfItsOwn says whether a pod of the waiting one's workload has the address, and goes on. A claim's records do not say the workload,
-// but a pod is named after its own.
+// isOfItsOwn says whether a running pod of the waiting pod's workload has the address. The records
+// of an IPClaim do not name the workload, but the name of a pod begins with its workload's name.
 func (c *Candidates) isOfItsOwn(record *allocator.Record) bool {
 	if record.PodUID == "" || record.PodUID == c.request.UID || record.Owner.Namespace != c.request.Namespace || c.terminating(record) {
 		return false
@@ -280,12 +282,12 @@ func (c *Candidates) isOfItsOwn(record *allocator.Record) bool {
 	return ok && strings.Count(rest, "-") == 1
 }
 
-// ofItsOwn says of pods that have the addresses that they are of the waiting one's workload.
+// ofItsOwn says that the pods with the addresses belong to the waiting pod's workload.
 func (c *Candidates) ofItsOwn() string {
-	return fmt.Sprintf(", of the same %s; list an address more, for %s", c.workload.Kind, endsFirst)
+	return fmt.Sprintf(", of the same %s; list one more address, because %s", c.workload.Kind, endsFirst)
 }
 
-// hasAll says whether pods of the workload have all addresses of a list that is not long.
+// hasAll says whether pods of the workload have all addresses of a list; false for a long list.
 func (c *Candidates) hasAll(ranges []iprange.Range) bool {
 	asked := 0
 	for _, r := range ranges {
@@ -299,7 +301,8 @@ func (c *Candidates) hasAll(ranges []iprange.Range) bool {
 	return true
 }
 
-// limitText says that the pod's claim has all its addresses, and how many of the pod's own workload.
+// limitText says that the pod's claim has all its addresses, and how many of them pods of the same
+// workload have.
 func (c *Candidates) limitText() string {
 	const remedy = "raise spec.size, or wait for one of its pods to end"
 	text, own := fmt.Sprintf("IPClaim %q has all %d addresses that its size allows", c.request.Claim, c.claimant.Limit), 0
@@ -323,8 +326,8 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// whoHas returns a text that says why an address is not free. Everybody who may read the pod's events reads it, so it
-// names no owner of another namespace.
+// whoHas returns a text that says why an address is not free. The text names no owner of another
+// namespace, because everybody who may read the pod's events can read it.
 func (c *Candidates) whoHas(addr netip.Addr) string {
 	record, ok := c.book.Stored(addr)
 	switch {
@@ -337,7 +340,7 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 		}
 		return lastnode.Text(addr.String(), record.LastNode.Name, lastnode.Until(record.ReleasedAt, cooldown))
 	case record.Cooling:
-		return fmt.Sprintf("%s was freed and rests until its pool's cooldown is over", addr)
+		return fmt.Sprintf("%s was freed and is in cooldown", addr)
 	case record.Owner == (Owner{}):
 		return fmt.Sprintf("%s is reserved by an administrator", addr)
 	case record.Owner.Namespace != c.request.Namespace:
@@ -362,7 +365,8 @@ func (c *Candidates) isRecorded(addr netip.Addr) bool {
 	return ok
 }
 
-// usage says how the addresses of a pool are used. Events of a pod must not differ by the second.
+// usage says how the addresses of a pool are used. It has no times that count down, because each
+// different text would be a new event of the pod.
 func usage(n allocator.Counts, cooldown time.Duration) string {
 	text := fmt.Sprintf("%d in use, %d retained", n.Allocated, n.Retained)
 	if n.Reserved > 0 {

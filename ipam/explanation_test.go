@@ -108,7 +108,7 @@ func TestWhoHas(t *testing.T) {
 		{"pod of another namespace", &v1alpha1.FloatingIPSpec{Owner: foreign, Pod: &v1alpha1.PodReference{Name: "vault-0", UID: "x"}}, elsewhere},
 		{"owner of another namespace", &v1alpha1.FloatingIPSpec{Owner: foreign, ReleasePolicy: v1alpha1.ReleaseRetain}, elsewhere},
 		{"administrator", &v1alpha1.FloatingIPSpec{Reserved: true}, "10.0.70.2 is reserved by an administrator"},
-		{"cooldown", &v1alpha1.FloatingIPSpec{ReleasedAt: &now}, "10.0.70.2 was freed and rests until its pool's cooldown is over"},
+		{"cooldown", &v1alpha1.FloatingIPSpec{ReleasedAt: &now}, "10.0.70.2 was freed and is in cooldown"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newServer()
@@ -224,7 +224,7 @@ func TestWaitsForItsOwn(t *testing.T) {
 	}
 	another := claimed("next")
 	another.Owner.Name = "blue"
-	const own, all = ", of the same Deployment; list an address more, for ", ": raise spec.size, or wait for one of its pods to end"
+	const own, all = ", of the same Deployment; list one more address, because ", ": raise spec.size, or wait for one of its pods to end"
 	for _, test := range []struct {
 		name string
 		has  []Request

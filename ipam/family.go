@@ -20,10 +20,10 @@ func (r *Request) defaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
 	return v1alpha1.IPv4
 }
 
-// sharedFamily returns the family of addresses that may be of either family, if the pods
-// of an owner share its addresses: all its pods get the same. v4 and v6 say whether the
-// owner has some of each. The result does not depend on which address is idle. It is empty if
-// the owner has none, or may have no new ones of the family that it has.
+// sharedFamily returns the family of addresses that may be of either family, if the pods of an
+// owner share its addresses: all its pods get the same family. v4 and v6 say of which families the
+// owner has addresses. The result does not depend on which address is idle. It is empty if the
+// owner has no address, or may get no new address of its family.
 func (r *Request) sharedFamily(s *pools.Snapshot, v4, v6 bool) v1alpha1.IPFamily {
 	switch {
 	case v4 && v6:
@@ -40,7 +40,7 @@ func (r *Request) mayUseFamily(s *pools.Snapshot, family v1alpha1.IPFamily) bool
 	return slices.ContainsFunc(s.Pools(), func(pool *pools.Pool) bool { return pool.Family() == family && r.mayUse(pool) })
 }
 
-// isOfEither says whether a part may be of either family.
+// isOfEither says whether a part of the request may be of either family.
 func (r *Request) isOfEither() bool {
 	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.IsOfEither() })
 }
@@ -51,9 +51,8 @@ func (r *Request) shares() bool {
 	return r.Claim != "" || r.MayHaveFixedSet()
 }
 
-// shareFamily chooses a family for parts of either family, before they get kept
-// addresses of the owner. It chooses none for a pod that is scheduled again and has
-// addresses of its own.
+// shareFamily chooses a family for parts of either family, before they get kept addresses of the
+// owner. It does nothing for a pod that is scheduled again and already has addresses.
 func (c *Candidates) shareFamily(held []allocator.Record) {
 	isOwn := func(record allocator.Record) bool { return record.PodUID == c.request.UID }
 	if !c.request.shares() || !c.request.isOfEither() || slices.ContainsFunc(held, isOwn) {

@@ -15,10 +15,10 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// feed brings FloatingIPs from the API server into the book of a process that reads them nowhere
-// else. The book is the only copy: an informer would keep every object a second time, which is
-// more than the book itself. It is the store of a reflector, which calls its methods one after
-// the other.
+// feed brings FloatingIPs from the API server into the book, for a process that reads them nowhere
+// else. The book is the only copy: an informer would keep every object a second time, and would
+// need more memory than the book. feed is the store of a reflector, which calls its methods one
+// after the other.
 type feed struct {
 	ipam      *IPAM
 	reflector *cache.Reflector
@@ -38,13 +38,13 @@ func newFeed(i *IPAM, ips *client.FloatingIPs) *feed {
 // run follows the API server until ctx ends. It blocks.
 func (f *feed) run(ctx context.Context) { f.reflector.RunWithContext(ctx) }
 
-// Name says which objects are fed.
+// Name says which objects the feed reads.
 func (f *feed) Name() string { return "FloatingIPs" }
 
 // Done is closed when the book has all objects of the first list.
 func (f *feed) Done() <-chan struct{} { return f.listed }
 
-// Transformer spares the reflector's own list the managed fields.
+// Transformer removes the managed fields from the objects of the reflector's list.
 func (f *feed) Transformer() cache.TransformFunc { return view.DropManagedFields }
 
 // Add brings a new object into the book.
@@ -67,9 +67,9 @@ func (f *feed) Delete(object any) error {
 // Resync does nothing: the book needs each state only once.
 func (f *feed) Resync() error { return nil }
 
-// Replace brings a list into the book. It takes out of it the objects that were deleted since the
-// list before, but not those that this process wrote after the list was made (KEP-5504: resource
-// versions are comparable integers).
+// Replace brings a list into the book, and removes objects from the book that were deleted since
+// the previous list. It does not remove objects that this process wrote after the list was made
+// (KEP-5504: resource versions are comparable integers).
 func (f *feed) Replace(objects []any, version string) error {
 	made, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {
@@ -91,8 +91,8 @@ func (f *feed) Replace(objects []any, version string) error {
 	return nil
 }
 
-// noteOther takes an object out of the book that has another UID than the API server's: the watch
-// did not tell its deletion.
+// noteOther removes an object from the book if the API server's object has another UID, because the
+// watch missed the deletion of the former object.
 func (f *feed) noteOther(ip *v1alpha1.FloatingIP) {
 	if record, known := f.ipam.book.Stored(ip.Addr()); known && record.UID != "" && record.UID != string(ip.UID) {
 		f.ipam.missed(record)

@@ -16,15 +16,17 @@ import (
 	"github.com/berth-dev/berth/ipam/sorted"
 )
 
-// spare is how many more addresses of a class the candidates have than the pod could take, in case that other
-// schedulers take some before Reserve. An owner may have addresses in hundreds of pools.
+// spare is how many addresses of a class the candidates have in addition to those that the pod
+// could take, because other schedulers may take some before Reserve. An owner may have addresses in
+// hundreds of pools.
 const spare = 2
 
-// Kept returns addresses of the owner among which the pod must have some, each once; of many
-// in one pool, the first few.
+// Kept returns the owner's addresses from which the pod must get some, each once. If there are many
+// in one pool, it returns the first few of them.
 func (c *Candidates) Kept() []netip.Addr { return c.kept }
 
-// Wanted returns how many free addresses the pod needs: the owner keeps none for these parts.
+// Wanted returns how many free addresses the pod needs, because the owner keeps none for these
+// parts.
 func (c *Candidates) Wanted() (n int) {
 	for part := range c.parts {
 		if len(c.parts[part].kept) == 0 {
@@ -34,10 +36,10 @@ func (c *Candidates) Wanted() (n int) {
 	return n
 }
 
-// held returns the first few of each class of the owner's addresses, in order of preference.
-// The request could have any address of a class instead of another, so more would change
-// nothing: they are in the same pool, fit the same parts, record the same position among their
-// pod's addresses, and have the request's terms or not.
+// held returns the first few addresses of each class of the owner's addresses, in order of
+// preference. Addresses of one class are in the same pool, fit the same parts, record the same
+// position among their pod's addresses, and either all or none have the request's terms. For the
+// request they are equivalent, so a few are enough.
 func (c *Candidates) held() []allocator.Record {
 	parts := c.request.Parts
 	ranged := slices.ContainsFunc(parts, func(part Part) bool { return !part.Ranges.IsEmpty() })
@@ -64,7 +66,8 @@ func (c *Candidates) held() []allocator.Record {
 		} else {
 			home = -1
 		}
-		// A claim's ranges count as its pools do: all its pods have them. Lists of one pod say nothing of the others.
+		// A claim's ranges count like its pools, because they are the same for all its pods. The lists of
+		// one pod do not apply to other pods.
 		outside := !ok && c.request.HasRanges && slices.ContainsFunc(parts, func(p Part) bool { return (&Part{Family: p.Family}).Fits(record.Addr) })
 		if outside || ok && c.request.givesUp(record, pool) {
 			givenUp[record.Addr] = *record
@@ -78,7 +81,8 @@ func (c *Candidates) held() []allocator.Record {
 	return held
 }
 
-// limitWithoutGivenUp lets a claim at its size have an address in the place of one that it gives up, and that is freed then.
+// limitWithoutGivenUp lets a claim at its size have a new address in place of an address that it
+// gives up.
 func (c *Candidates) limitWithoutGivenUp() {
 	for i := range c.givenUp {
 		if c.givenUp[i].Addr.Is4() {
@@ -89,8 +93,9 @@ func (c *Candidates) limitWithoutGivenUp() {
 	}
 }
 
-// GivenUp says of each address that the pod would have had again, if it named its pool, why it has another one and what becomes
-// of it. Texts for the user.
+// GivenUp returns a text for the user about each kept address that the pod did not get, because the
+// pod does not name its pool. The text says why the pod has another address, and what happens to
+// the kept address.
 func (c *Candidates) GivenUp() []string {
 	var texts []string
 	for at := range c.parts {
@@ -107,7 +112,7 @@ func (c *Candidates) GivenUp() []string {
 	return texts
 }
 
-// notNamed says which address the pod would have again if it asked for it.
+// notNamed says that an address is kept for the pod's owner, but that the pod does not ask for it.
 func (c *Candidates) notNamed(record *allocator.Record) string {
 	return fmt.Sprintf("%s of pool %q is kept for %s %s/%s, but the pod does not ask for it any more",
 		record.Addr, record.Pool, record.Owner.Kind, record.Owner.Namespace, record.Owner.Name)
@@ -134,8 +139,8 @@ func (c *Candidates) assign(held []allocator.Record) {
 		}
 		options = append(options, append(fitting, others...))
 	}
-	// As many parts as possible have a kept address. A part prefers addresses that
-	// record its own index.
+	// As many parts as possible get a kept address. A part prefers addresses that record its own
+	// index.
 	holder := map[netip.Addr]int{}
 	for i := range options {
 		matchKept(options, i, holder, map[int]bool{})
@@ -171,8 +176,8 @@ func (p *candidate) keptIn(positions []int) []netip.Addr {
 	return addrs
 }
 
-// isStale says whether an address was created for this pod, which is not bound yet, so
-// that no pod ran with it.
+// isStale says whether an address was created for this pod. No pod ran with it, because this pod is
+// not bound yet.
 func (c *Candidates) isStale(record *allocator.Record) bool {
 	return record.PodUID == c.request.UID && record.LastPod == ""
 }

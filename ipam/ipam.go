@@ -27,8 +27,8 @@ import (
 
 // ipWatch follows the API server.
 type ipWatch interface {
-	// WaitForSync waits until the book has seen all existing objects and the pools are
-	// complete. It returns false if ctx ends before.
+	// WaitForSync waits until the book has seen all existing objects and the pools are complete. It
+	// returns false if ctx ends first.
 	WaitForSync(ctx context.Context) bool
 	// Claim returns nil if there is no such claim. The caller must not modify it.
 	Claim(namespace, name string) *v1alpha1.IPClaim
@@ -46,7 +46,7 @@ type state struct {
 	view     *allocator.View
 	// everywhere is the reach of all pools.
 	everywhere *pools.Reach
-	// capped: some pool has a cap per namespace.
+	// capped says that some pool has a cap per namespace.
 	capped bool
 }
 
@@ -68,10 +68,9 @@ type IPAM struct {
 	listeners []func(Change)
 }
 
-// NewForConfig returns an IPAM on the API server of config with a view of its own, for
-// a process that needs no other view of Berth's objects. The process keeps no FloatingIPs
-// but the book. assigner may be nil: there is no external assigner. The IPAM does nothing
-// until Run.
+// NewForConfig returns an IPAM on the API server of config with its own view, for a process that
+// needs no other view of Berth's objects. The process keeps FloatingIPs only in the book. If
+// assigner is nil, there is no external assigner. The IPAM does nothing until Run.
 func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error) {
 	api, err := client.NewForConfig(config)
 	if err != nil {
@@ -89,8 +88,8 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 	return i, nil
 }
 
-// New returns an IPAM on a view that the caller runs. It writes to ips. assigner may be
-// nil. The IPAM gives no addresses until Run.
+// New returns an IPAM on a view that the caller runs. It writes to ips. If assigner is nil, there
+// is no external assigner. The IPAM gives no addresses until Run.
 func New(seen *view.View, ips *store.Store, assigner externalAssigner) (*IPAM, error) {
 	i := &IPAM{store: ips, pools: seen.Pools, assigner: assigner}
 	i.book = allocator.New(recordedPods{&i.known})
@@ -184,7 +183,7 @@ func (i *IPAM) handler() store.Handler {
 	}
 }
 
-// observed brings a FloatingIP that is new or changed into the book.
+// observed brings a new or changed FloatingIP into the book.
 func (i *IPAM) observed(ip *v1alpha1.FloatingIP) { i.observe(ip, i.book.Observe) }
 
 // observedAt brings a FloatingIP into the book that the API server had at a version.
@@ -210,22 +209,22 @@ func (i *IPAM) observe(ip *v1alpha1.FloatingIP, into func(record allocator.Recor
 		}
 	}
 	if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
-		// Another claim took it over, or its cooldown began: the former owner may
-		// have another.
+		// Another claim took the address over, or its cooldown began: the former owner may get another
+		// address.
 		i.tell(Change{Owner: &before.Owner, More: 1})
 		i.tellShare(record.Addr, before.Owner.Namespace, false)
 	}
 }
 
-// forgotten takes a FloatingIP out of the book whose deletion was seen, in its final state.
+// forgotten removes a deleted FloatingIP from the book. ip is its final state.
 func (i *IPAM) forgotten(ip *v1alpha1.FloatingIP) {
 	if record, err := recordOf(ip); err == nil {
 		i.forget(record, ip.Spec.IsToRest(i.cooldown(ip.Spec.Pool)))
 	}
 }
 
-// missed takes a FloatingIP out of the book whose deletion nobody saw, with its last known
-// state. It does not rest: its final state is not known, and a process that saw the deletion has
+// missed removes a FloatingIP from the book whose deletion this process did not see. The address
+// does not go into cooldown: its final state is not known, and a process that saw the deletion has
 // acted on it.
 func (i *IPAM) missed(record allocator.Record) { i.forget(record, false) }
 
@@ -245,13 +244,13 @@ func (i *IPAM) forget(record allocator.Record, rests bool) {
 		i.tellShare(record.Addr, record.Owner.Namespace, false)
 	}
 	if record.Owner != (Owner{}) {
-		// An owner at its limit may have another now.
+		// An owner at its limit may get another address now.
 		i.tell(Change{Owner: &record.Owner, More: 1})
 	}
 }
 
-// cooldown returns the cooldown of a pool; 0 if it has none or there is no such pool.
-// Until the pools are known, it returns the longest, so that no rest ends.
+// cooldown returns the cooldown of a pool; 0 if it has none or there is no such pool. Until the
+// pools are known, it returns the longest possible time, so that no cooldown ends.
 func (i *IPAM) cooldown(pool string) time.Duration {
 	state := i.state.Load()
 	if state == nil {
@@ -263,7 +262,7 @@ func (i *IPAM) cooldown(pool string) time.Duration {
 	return 0
 }
 
-// rested makes an address free again whose cooldown is over.
+// rested frees an address whose cooldown is over.
 func (i *IPAM) rested(addr netip.Addr) {
 	if i.book.Rested(addr) {
 		if pool, ok := i.book.PoolOf(addr); ok {
@@ -272,7 +271,8 @@ func (i *IPAM) rested(addr netip.Addr) {
 	}
 }
 
-// tellShare tells that a namespace has one address fewer, if its pool has a cap, and whether on trial.
+// tellShare tells listeners that a namespace has one address fewer, if the address's pool has a
+// cap.
 func (i *IPAM) tellShare(addr netip.Addr, namespace string, trial bool) {
 	state := i.state.Load()
 	if state == nil {

@@ -10,13 +10,13 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Listing answers as the scheduler does, from objects that somebody listed. It follows
-// nothing, gives no addresses and writes nothing. The scheduler's promises to pods that it
-// is binding at this moment are in no object, so a Listing does not know them.
+// Listing answers as the scheduler does, from objects that the caller listed. It watches nothing,
+// gives no addresses and writes nothing. It does not know the scheduler's promises to pods that are
+// being bound at this moment, because they are in no object.
 type Listing struct{ ipam *IPAM }
 
-// NewListing returns a Listing of these pools and claims, without any FloatingIP. pods
-// answers about the pods that the FloatingIPs record; nil: nothing is known of them.
+// NewListing returns a Listing of these pools and claims, without any FloatingIP. pods answers
+// questions about the pods that the FloatingIPs record; nil: nothing is known of these pods.
 func NewListing(all []*v1alpha1.IPPool, claims []*v1alpha1.IPClaim, pods KnownPods) *Listing {
 	i := &IPAM{watch: listedClaims(claims)}
 	i.book = allocator.New(recordedPods{&i.known})
@@ -43,7 +43,7 @@ func (l *Listing) Terms(request Request) (Request, error) {
 	return l.ipam.claimed(request)
 }
 
-// listedClaims is a watch that is over.
+// listedClaims is an ipWatch of a fixed list of claims.
 type listedClaims []*v1alpha1.IPClaim
 
 func (l listedClaims) WaitForSync(context.Context) bool { return true }

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
-// IsGone says whether the pod with this UID does not exist or is finished. pod is the one
+// IsGone says whether the pod with this UID does not exist or is finished. pod is the present pod
 // of its name; nil: there is none.
 func IsGone(pod *v1.Pod, uid string) bool {
 	return pod == nil || pod.UID != types.UID(uid) || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
@@ -23,7 +23,7 @@ func IsGone(pod *v1.Pod, uid string) bool {
 
 // IsLost says whether the pod is lost with its node, so that its deletion may never end: it is
 // being deleted, and its node does not exist or is lost. nodeOf returns the node that the pod
-// names, nil where there is none; it is called for a pod that is being deleted only.
+// names; nil if there is none. It is called only for a pod that is being deleted.
 func IsLost(pod *v1.Pod, nodeOf func() *v1.Node) bool {
 	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" {
 		return false
@@ -43,7 +43,7 @@ func IsNodeLost(node *v1.Node) bool {
 // KnownPods answers from the caller's caches. It must not block and must be safe for
 // concurrent use.
 type KnownPods interface {
-	// IsGone says whether the pod does not exist or is finished. After the answer became true,
+	// IsGone says whether the pod does not exist or is finished. When the answer becomes true,
 	// [IPAM.PodEnded] must be called.
 	IsGone(namespace, name, uid string) bool
 	// IsTerminating says whether the pod is being deleted.
@@ -63,8 +63,8 @@ type KnownPods interface {
 // a pod is gone. Safe for concurrent use.
 func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
 
-// recordedPods answers the book's questions about the pods of its records. Of a Service, which package services
-// takes the address from, it knows nothing.
+// recordedPods answers the book's questions about the pods of its records. It says nothing about
+// Services: package services takes their addresses back.
 type recordedPods struct{ known *atomic.Pointer[KnownPods] }
 
 func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
@@ -76,8 +76,8 @@ func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record,
 
 func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
 
-// PodEnded notes that a pod is gone or finished, or lost with its node: waiting pods of
-// its owner may have one of its addresses, or another, now. It does not block.
+// PodEnded notes that a pod is gone or finished, or lost with its node. Waiting pods of its owner
+// may now have one of its addresses, or another address. It does not block.
 func (i *IPAM) PodEnded(namespace, uid string) {
 	i.book.Ended(namespace, uid)
 	var told []Owner
@@ -94,8 +94,8 @@ func (i *IPAM) PodEnded(namespace, uid string) {
 	}
 }
 
-// Holder is the pod that a FloatingIP records; without a UID, the last one, while the external assigner
-// has to detach the address from its node. Comparable.
+// Holder is the pod that a FloatingIP records. Without a UID it is the last pod, and the external
+// assigner must still detach the address from this pod's node. Comparable.
 type Holder struct{ Namespace, Name, UID string }
 
 func holderOf(record *allocator.Record) Holder {
@@ -108,8 +108,8 @@ func holderOf(record *allocator.Record) Holder {
 	return Holder{}
 }
 
-// HoldersOf returns the holders of the addresses that a pod has, or had last if it has none and they are to be
-// detached. It does not block.
+// HoldersOf returns the holders of the addresses that a pod has. It also returns the addresses that
+// the pod had last and that must still be detached. It does not block.
 func (i *IPAM) HoldersOf(namespace, name, uid string) map[netip.Addr]Holder {
 	holders := map[netip.Addr]Holder{}
 	for _, record := range slices.Concat(i.book.OfPod(namespace, uid), i.book.OfPod(namespace, name)) {
@@ -118,14 +118,13 @@ func (i *IPAM) HoldersOf(namespace, name, uid string) map[netip.Addr]Holder {
 	return holders
 }
 
-// HolderOf returns the holder of an address, as far as the book has seen it; zero if it has none.
-// It does not block.
+// HolderOf returns the holder of an address in the book; zero if it has none. It does not block.
 func (i *IPAM) HolderOf(addr netip.Addr) Holder {
 	record, _ := i.book.Stored(addr)
 	return holderOf(&record)
 }
 
-// EndingHolders returns the holders that are known to have ended, or to be being deleted. It goes
+// EndingHolders returns the holders that are known to have ended or to be terminating. It goes
 // through the whole book.
 func (i *IPAM) EndingHolders() map[netip.Addr]Holder {
 	pods := recordedPods{&i.known}
@@ -138,10 +137,11 @@ func (i *IPAM) EndingHolders() map[netip.Addr]Holder {
 	return holders
 }
 
-// lastNode returns the node to record for an address that leaves its stored record: the one that may
-// carry it still, nil if there is none. It is the node of the pod from which the address is taken, unless
-// that was never bound: a scheduler does not see the last state of pods, because kube-scheduler's watch
-// ends with their final phase. A live agent tells the next node at once that it has stopped.
+// lastNode returns the lastNode to record when an address gets a new record: the node that may
+// still carry the address; nil if there is none. It is the node of the pod that loses the address,
+// unless this pod was never bound. A scheduler does not see the last state of pods, because
+// kube-scheduler's watch ends with their final phase. If the node has stopped, its agent says so
+// when the next node asks.
 func (i *IPAM) lastNode(stored *allocator.Record) *v1alpha1.NodeReference {
 	var last *v1alpha1.NodeReference
 	if stored.LastNode != (allocator.NodeReference{}) {

@@ -13,12 +13,12 @@ import (
 // PoolAnswer says whether one pool has an address for a request.
 type PoolAnswer struct {
 	Pool *pools.Pool
-	// Named: the request may use the pool by its name and labels. Serves: it could have an
-	// address of it, if one came free.
+	// Named says that the request may use the pool by its name and labels. Serves says that the
+	// request could get an address of the pool if one became free.
 	Named, Serves bool
-	// Has: it has an address for at least one part of the request.
+	// Has says that the pool has an address for at least one part of the request.
 	Has bool
-	// Exact: the addresses that it has not are ones that the request lists.
+	// Exact says that the request lists addresses, and that the pool lacks one of these.
 	Exact bool
 	// Reason is a text for the user; Remedy is empty if there is none.
 	Reason, Remedy string

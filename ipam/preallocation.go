@@ -11,14 +11,14 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Preallocate creates FloatingIPs of count free addresses for the owner of a request,
-// before any pod asks, each time for all parts of the request, which has no pod. A Service's may
-// get addresses that its owner keeps; count is 1 then. When an address is reserved,
-// before each write, confirm says whether the owner is still as it was: it may block, and
-// with its error nothing more is created. Preallocate makes one blocking write for each
-// address and returns how many it created, also when it fails: with a *ShortageError if no
-// more are free or the namespace is at its quota, with ErrNotSynced until the book is read,
-// with the error of confirm.
+// Preallocate serves a request of an owner count times, before any pod asks: it creates FloatingIPs
+// of free addresses for all parts of the request. The request has no pod. The request of a Service
+// may also get addresses that its owner keeps; count is 1 then. Before each write, confirm checks
+// that the owner has not changed. confirm may block, and after an error of confirm Preallocate
+// creates nothing more. Preallocate makes one blocking write for each address. It returns how many
+// addresses it created, also when it fails. It fails with a *ShortageError if no more addresses are
+// free or the namespace is at its quota, with ErrNotSynced until the book is read, or with the
+// error of confirm.
 func (i *IPAM) Preallocate(ctx context.Context, request Request, count int, confirm func(context.Context) error) (made int, err error) {
 	for ; made < count; made++ {
 		if err := i.preallocate(ctx, request, made, confirm); err != nil {
@@ -46,8 +46,8 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int, con
 	if err != nil {
 		return err
 	}
-	// After Reserve, which counts: of two that take the last address of a quota at once,
-	// none exceeds it.
+	// This check comes after Reserve, because Reserve counts the address: if two callers take the last
+	// address of a quota at the same time, neither exceeds the quota.
 	if has := i.book.InNamespace(owner.Namespace); request.Quota != nil && has > uint64(*request.Quota) {
 		i.Unreserve(r)
 		return &ShortageError{
@@ -79,22 +79,22 @@ func (i *IPAM) candidatesAhead(state *state, request Request, number int) (*Cand
 	return c, c.check()
 }
 
-// ofService answers Commit about a Service, in the place of a pod. confirm asks the API server about the Service
-// and its namespace.
+// ofService answers Commit's questions about a Service instead of a pod. confirm asks the API
+// server about the Service and its namespace.
 type ofService struct{ confirm func(context.Context) error }
 
 var _ Pods = ofService{}
 
-// IsCurrent says whether the Service is still as it was.
+// IsCurrent says whether the Service is unchanged.
 func (s ofService) IsCurrent(ctx context.Context, _, _, _ string) (bool, error) {
 	err := s.confirm(ctx)
 	return err == nil, err
 }
 
-// IsGone is false: a pod or another Service gives its address up in the record first.
+// IsGone is always false: a pod or another Service gives its address up in the record first.
 func (s ofService) IsGone(context.Context, string, string, string) (bool, error) { return false, nil }
 
-// IsNamespace says whether the namespace is still as it was.
+// IsNamespace says whether the namespace is unchanged.
 func (s ofService) IsNamespace(ctx context.Context, _, _ string) (bool, error) {
 	err := s.confirm(ctx)
 	return err == nil, err

@@ -9,7 +9,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Preemption has the changes that a preemption would bring to a request.
+// Preemption has the changes that a preemption would make for a request.
 type Preemption = allocator.Preemption
 
 // Victim is a pod that could be preempted.
@@ -23,10 +23,9 @@ func (c *Candidates) RejectsAfter(reach *pools.Reach, preemption *Preemption) *R
 	return c.rejection(reach.Positions(), preemption)
 }
 
-// wantsAfter returns the wants after a preemption (nil: none). Each part may also have
-// the addresses that the owner would have by then and that fit the part. It uses the
-// parts as asked, without default families: after the preemption, the next attempt would
-// choose families again.
+// wantsAfter returns the wants after a preemption (nil: none). Each part may also have fitting
+// addresses that the owner would have after the preemption. wantsAfter uses the parts as asked,
+// without default families, because the next attempt would choose families again.
 func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []allocator.Want {
 	wants := c.wants(nodePools)
 	if preemption == nil {
@@ -49,15 +48,14 @@ func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []alloc
 	return wants
 }
 
-// AddVictim adds to a preemption the changes that the end of a pod would bring to this
-// request.
+// AddVictim adds to a preemption the changes for this request if a pod ended.
 func (c *Candidates) AddVictim(preemption *Preemption, namespace, podUID string) {
 	for _, record := range c.book.OfPod(namespace, podUID) {
 		c.addEnd(preemption, &record)
 	}
 }
 
-// AddEnd adds to a preemption the changes that the end of the holder of an address would bring to this request.
+// AddEnd adds to a preemption the changes for this request if the holder of an address ended.
 func (c *Candidates) AddEnd(preemption *Preemption, addr netip.Addr) {
 	if record, ok := c.book.Stored(addr); ok && !record.Reserved && !record.Cooling {
 		c.addEnd(preemption, &record)
@@ -69,7 +67,7 @@ func (c *Candidates) addEnd(preemption *Preemption, record *allocator.Record) {
 	ours := record.Owner.SameWorkload(c.claimant.Owner)
 	pool := c.poolOf(record)
 	if record.Policy != allocator.PodDeleted {
-		// It stays with its owner, which may be the owner of this request.
+		// The address stays with its owner, which may be the owner of this request.
 		if ours && record.Owner.UID == c.claimant.Owner.UID && (pool == nil || !c.request.givesUp(record, pool)) {
 			preemption.Held = append(preemption.Held, addr)
 		}

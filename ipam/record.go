@@ -51,7 +51,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 			record.Owner.UID = ""
 		}
 	} else {
-		// It has no owner, so no pod may take it.
+		// The address has no owner, so no pod may take it.
 		record.Reserved = true
 	}
 	if pod := ip.Spec.Pod; pod != nil {
@@ -100,8 +100,8 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 	return allocator.PodDeleted
 }
 
-// specOf returns the spec to write when a pod, a Service, or a claim before any pod, gets an
-// address.
+// specOf returns the spec to write when a pod or a Service gets an address, or when an owner gets
+// it before any pod.
 func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
 	var since time.Time
 	if a.stored != nil {
@@ -143,9 +143,9 @@ func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Tim
 	return spec
 }
 
-// before returns the name of the pod that had a stored address before the requesting
-// pod. It is never empty for a kept address. So an empty name means that the address was
-// created for this pod, or for others that never ran.
+// before returns the name of the pod that had a stored address before the requesting pod. It is
+// never empty for a kept address. So an empty name means that the address was created for this pod,
+// or for other pods that never ran.
 func before(stored *allocator.Record, request *Request) string {
 	switch {
 	case stored.PodUID == request.UID:

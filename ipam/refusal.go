@@ -10,13 +10,13 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// NoPool says why a request of one part can have no address of any pool, even if some
-// come free; nil if it can. A disabled pool gives none. Safe for concurrent use.
+// NoPool says why a request of one part can get no address of any pool, even if addresses become
+// free; nil if it can. A disabled pool gives no addresses. Safe for concurrent use.
 func NoPool(request *Request, snapshot *pools.Snapshot) *ShortageError {
 	return request.noPool(0, snapshot, func(pool *pools.Pool) bool { return !pool.Disabled })
 }
 
-// noPool is NoPool for one part, with a test of which pools count as enabled.
+// noPool is NoPool for one part. enabled says which pools count as enabled.
 func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*pools.Pool) bool) *ShortageError {
 	part := &r.Parts[number]
 	all := snapshot.Pools()
@@ -62,8 +62,8 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 	return shortage
 }
 
-// refusal says why a part can have no address of a pool, even if some come free, though
-// the request names the pool; empty if it can.
+// refusal says why a part can get no address of a pool that the request names, even if addresses
+// become free; empty if it can.
 func (r *Request) refusal(part *Part, pool *pools.Pool) string {
 	switch {
 	case r.Owner.IsNode():
@@ -110,8 +110,8 @@ func (r *Request) saysAddresses() string {
 	return fmt.Sprintf("%s of the pod, or %s", annotation, r.said("", "ranges"))
 }
 
-// said returns where the request has one of its terms: in an annotation of the pod, or in a
-// field of its claim.
+// said returns the place of one of the request's terms: an annotation of the pod, or a field of its
+// claim.
 func (r *Request) said(annotation, field string) string {
 	if r.Claim == "" {
 		return "annotation " + annotation

@@ -23,27 +23,27 @@ type Owner = allocator.Owner
 // Request is the addresses that a pod requests: its own terms or the terms of the IPClaim
 // that it names, completed from other objects. Immutable.
 type Request struct {
-	// Request has no Name if an owner makes it for itself.
+	// Request has no Name if an owner requests addresses for itself.
 	podrequest.Request
 	Owner Owner
-	// OfService: a Service requests the addresses, and not a pod. Namespace, Name and UID are the Service's. Share
-	// is the key by which it shares them with others.
+	// OfService says that a Service requests the addresses instead of a pod. Namespace, Name and UID
+	// identify the Service. Share is the key by which it shares the addresses with other Services.
 	OfService bool
 	Share     string
-	// FixedSet: the owner keeps addresses for MaxPods pods. While as many pods have
+	// FixedSet says that the owner keeps addresses for MaxPods pods. While MaxPods pods have
 	// addresses, another pod waits.
 	FixedSet bool
 	MaxPods  int
 	// MaxAddresses is how many addresses of each family an IPClaim may have.
 	MaxAddresses int
-	// Preallocate: the IPClaim keeps its addresses before any pod asks.
+	// Preallocate says that the IPClaim keeps its addresses before any pod asks.
 	Preallocate bool
-	// HasRanges: the IPClaim limits the addresses.
+	// HasRanges says that the IPClaim limits the addresses.
 	HasRanges bool
-	// Quota is how many addresses the namespace may have for Preallocate to take one; nil:
-	// any number. A pod has none here, because the API server counted it.
+	// Quota is how many addresses the namespace may have when [IPAM.Preallocate] takes another; nil:
+	// any number. It is nil for a pod, because the API server applies the quota to pods.
 	Quota *int64
-	// Priority is the pod's. MayPreempt: it may preempt pods of lower priority.
+	// Priority is the pod's priority. MayPreempt says that it may preempt pods of lower priority.
 	Priority   int32
 	MayPreempt bool
 	// NamespaceMeta is the metadata of the pod's namespace. The UID tells whether a kept
@@ -52,16 +52,16 @@ type Request struct {
 	NamespaceMeta metav1.Object
 }
 
-// LookupError says that an object that a request needs could not be read. A later attempt
-// may not meet it.
+// LookupError says that an object that a request needs could not be read. A later attempt may
+// succeed.
 type LookupError struct{ Err error }
 
 func (e *LookupError) Error() string { return e.Err.Error() }
 func (e *LookupError) Unwrap() error { return e.Err }
 
-// RequestOfPod reads the request of a pod: its annotations and spec, its owner and its
-// namespace. It does not look up its claim, nor the size of its owner's fixed set. An error
-// is podrequest.ErrNone, a *LookupError, or for the pod's author.
+// RequestOfPod reads the request of a pod: its annotations and spec, its owner and its namespace.
+// It looks up neither its claim nor the size of its owner's fixed set. An error is
+// podrequest.ErrNone, a *LookupError, or for the pod's author.
 func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Between, namespace func(name string) (metav1.Object, error)) (Request, error) {
 	said, err := reader.Compile(pod)
 	request := Request{Request: said, MayPreempt: pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != v1.PreemptNever}
@@ -89,11 +89,11 @@ func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Betw
 // Part is one address of a request.
 type Part = podrequest.Part
 
-// isAhead says whether the owner makes the request for itself, before any pod asks: it has the
-// terms of the owner's claim, and it is for a new address.
+// isAhead says whether the owner requests addresses for itself, before any pod asks. Such a request
+// has the terms of the owner's claim and is for a new address.
 func (r *Request) isAhead() bool { return r.Name == "" }
 
-// holder returns which kind of object gets the address, for messages.
+// holder returns the kind of object that gets the address, for messages.
 func (r *Request) holder() string {
 	if r.OfService {
 		return "Service"
@@ -123,8 +123,8 @@ func (r *Request) mayKeep(record *allocator.Record) bool {
 		v1alpha1.IsOfNamespace(types.UID(record.NamespaceUID), record.Created, r.NamespaceMeta)
 }
 
-// ownerKey returns the owner of the addresses, before the claim is looked up: for a
-// claim without its UID.
+// ownerKey returns the owner of the addresses without a look-up of the claim: an IPClaim has no UID
+// in the result.
 func (r *Request) ownerKey() Owner {
 	if r.Claim == "" {
 		return r.Owner
@@ -146,12 +146,13 @@ func (r *Request) Names(pool *pools.Pool) bool {
 	return r.PoolSelector == nil || r.PoolSelector.Matches(pool.Labels)
 }
 
-// givesUp says whether the request names other pools than the one of an address that its owner has: the pod gets an
-// address of a pool that it names. pool is nil where none contains the address.
+// givesUp says whether the request names pools, but not the pool of an address that its owner has.
+// Then the pod gets an address of a pool that it names. pool is nil if no pool contains the
+// address.
 func (r *Request) givesUp(record *allocator.Record, pool *pools.Pool) bool {
 	switch {
 	case r.Owner.IsNode():
-		return false // The pool itself asks for the address.
+		return false // The pool itself requests the address.
 	case pool == nil:
 		return len(r.Pools) > 0 && !slices.Contains(r.Pools, record.Pool)
 	}
@@ -171,16 +172,16 @@ func (r *Request) hasTermsOf(record *allocator.Record) bool {
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
 	if r.Owner.IsNode() {
-		return r.Names(pool) // The pool itself asks for the address.
+		return r.Names(pool) // The pool itself requests the address.
 	}
 	if r.OfService && pool.ExternalAssigner {
-		return false // It attaches addresses for pods.
+		return false // An external assigner attaches addresses for pods only.
 	}
 	return r.Names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())
 }
 
-// mayUseKept says whether the request may have an address of a pool that its owner has
-// already. On the terms on which the owner has it, it may, whatever the pool allows now.
+// mayUseKept says whether the request may get an address of a pool that its owner has already. On
+// the recorded terms it may, whatever terms the pool allows now.
 func (r *Request) mayUseKept(record *allocator.Record, pool *pools.Pool) bool {
 	return pool.AdmitsNamespace(r.namespaceLabels()) && (r.hasTermsOf(record) || pool.Allows(r.terms()))
 }

@@ -18,7 +18,7 @@ import (
 // Reservation is addresses that this process promised to a pod, in memory. It ends with
 // Commit or Unreserve. Not safe for concurrent use.
 type Reservation struct {
-	// Trial: the caller tries out whether pods fit, and will give the addresses back.
+	// Trial says that the caller only tries whether pods fit, and will give the addresses back.
 	Trial bool
 
 	request Request
@@ -34,8 +34,8 @@ type address struct {
 	part int
 	// stored is the record of the object to update; nil: Commit creates an object.
 	stored *allocator.Record
-	// committed is the object that Commit wrote; created: Commit created it. Abandon
-	// needs both.
+	// committed is the object that Commit wrote. created says that Commit created it. Abandon needs
+	// both.
 	committed *v1alpha1.FloatingIP
 	created   bool
 }
@@ -60,7 +60,7 @@ func (r *Reservation) Addrs() []netip.Addr {
 // Node returns the name of the node for which the addresses are reserved.
 func (r *Reservation) Node() string { return r.node.Name }
 
-// Kept says whether all addresses were the owner's before.
+// Kept says whether the owner had all addresses before.
 func (r *Reservation) Kept() bool {
 	return !slices.ContainsFunc(r.addrs, func(a *address) bool { return a.stored == nil })
 }
@@ -116,7 +116,7 @@ func (i *IPAM) Unreserve(r *Reservation) {
 			i.tellShare(a.Addr, r.request.Namespace, r.Trial)
 			i.tell(Change{Owner: &owner, More: 1, Trial: r.Trial})
 		case a.stored != nil:
-			// Another pod of the owner may wait for it.
+			// Another pod of the owner may wait for the address.
 			i.tell(Change{Owner: &owner, Addr: a.Addr, More: 1, Trial: r.Trial})
 		}
 	}

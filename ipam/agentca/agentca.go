@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentca makes the certificates by which agents prove to each other on which node they are,
-// and says which authorities agents believe. It is pure: package signer reads and writes the objects.
+// Package agentca makes the certificates with which an agent proves to other agents on which node
+// it runs. It also decides which authorities agents trust. It does no I/O: package signer reads and
+// writes the objects.
 //
 // A certificate names its node: the CommonName is the node's name, the serialNumber of its subject
 // the Node's UID. It signs datagrams (agent/answering/datagram) and nothing else.
@@ -28,21 +29,21 @@ import (
 const SignerName = "berth.dev/agent"
 
 const (
-	// Lifetime of an agent's certificate: after it nobody believes a node that has left the cluster.
+	// Lifetime of an agent's certificate: a node that left the cluster is trusted no longer than this.
 	Lifetime = 30 * 24 * time.Hour
-	// Overlap is how long an authority has been in the bundle before it signs: kubelets bring a
-	// ConfigMap's files within two minutes.
+	// Overlap is how long an authority is in the bundle before it signs: kubelets update the files of
+	// a ConfigMap within two minutes.
 	Overlap = 5 * time.Minute
 
 	// authorityLifetime ends long after the last certificate that the authority has signed.
 	authorityLifetime = 2 * 365 * 24 * time.Hour
 	// signs is how long an authority signs.
 	signs = authorityLifetime / 2
-	// skew is how far behind a clock may be that finds a certificate valid.
+	// skew is how far behind a clock may be: it still finds a new certificate valid.
 	skew = 10 * time.Minute
 )
 
-// Usages are those of an agent's certificate.
+// Usages returns the key usages of an agent's certificate.
 func Usages() []certificatesv1.KeyUsage {
 	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature}
 }
@@ -87,7 +88,7 @@ func New(cluster string) (*Authority, error) {
 	return &Authority{certificate, key}, nil
 }
 
-// Parse reads what PEM wrote.
+// Parse reads the certificate and the key that PEM returned.
 func Parse(certificate, key []byte) (*Authority, error) {
 	certificates, err := ParseBundle(certificate)
 	if err != nil {
@@ -112,8 +113,8 @@ func (a *Authority) PEM() (certificate, key []byte, err error) {
 	return FormatBundle([]*x509.Certificate{a.Certificate}), key, err
 }
 
-// Serves returns whether the authority signs for a cluster now. One that was copied with another
-// cluster's objects does not: agents would believe nodes of both.
+// Serves returns whether the authority signs for a cluster now. An authority that was copied from
+// another cluster does not: agents would trust nodes of both clusters.
 func (a *Authority) Serves(cluster string) bool {
 	return isOf(a.Certificate, cluster) && time.Until(a.Certificate.NotAfter) > authorityLifetime-signs
 }
@@ -132,7 +133,6 @@ func (a *Authority) Certify(name, uid string, key ed25519.PublicKey) ([]byte, er
 	return pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: der}), nil
 }
 
-// number returns a certificate's serial number. It is positive.
 func number() *big.Int {
 	b := make([]byte, 8)
 	_, _ = rand.Read(b) // It never fails.
@@ -142,14 +142,13 @@ func number() *big.Int {
 
 func clusterURI(cluster string) *url.URL { return &url.URL{Scheme: "urn", Opaque: "uuid:" + cluster} }
 
-// isOf returns whether an authority's certificate is of a cluster.
 func isOf(certificate *x509.Certificate, cluster string) bool {
 	return len(certificate.URIs) == 1 && certificate.URIs[0].String() == clusterURI(cluster).String()
 }
 
-// NextBundle returns the certificates that agents of a cluster believe after the ones of bundle. The
-// first one is the authority that signs. published says that a has been in the bundle for Overlap. The
-// others stay until all that they signed has ended.
+// NextBundle returns the authorities that agents of a cluster trust next, after those of bundle.
+// The first authority signs. published says that a has been in the bundle for Overlap. The other
+// authorities stay until all certificates that they signed have expired.
 func NextBundle(a *Authority, cluster string, bundle []*x509.Certificate, published bool) []*x509.Certificate {
 	others := slices.DeleteFunc(slices.Clone(bundle), func(c *x509.Certificate) bool {
 		return c.Equal(a.Certificate) || !isOf(c, cluster)
@@ -165,7 +164,7 @@ func NextBundle(a *Authority, cluster string, bundle []*x509.Certificate, publis
 	}
 }
 
-// ParseBundle reads certificates from PEM. None are no error.
+// ParseBundle reads certificates from PEM. An empty text is no error.
 func ParseBundle(text []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
 	for len(bytes.TrimSpace(text)) > 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentpod says by the pods of Berth's agents which nodes can wire floating IPs.
+// Package agentpod finds the nodes that can wire floating IPs, by the pods of Berth's agents.
 //
 // An agent that can serve its node answers at /readyz, the kubelet puts that into the condition
 // Ready of the agent's pod, and the node lifecycle controller takes it back when the node is
@@ -26,8 +26,8 @@ func Labels() map[string]string { return map[string]string{labelName: name} }
 // Is says whether a pod of Berth's namespace is an agent's.
 func Is(pod *v1.Pod) bool { return pod.Labels[labelName] == name }
 
-// IsReady says whether the agent of this pod serves its node. An agent that is being deleted will
-// not be there when a pod comes that is scheduled now.
+// IsReady says whether the agent of this pod serves its node. An agent that is being deleted does
+// not count: it will be gone when a pod that is scheduled now reaches the node.
 func IsReady(pod *v1.Pod) bool {
 	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions, func(condition v1.PodCondition) bool {
 		return condition.Type == v1.PodReady && condition.Status == v1.ConditionTrue

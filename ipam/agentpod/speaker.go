@@ -15,10 +15,12 @@ const (
 	ProgramsOfNodes = labelName + " in (" + name + ", " + Speaker + ")"
 )
 
-// IsSpeaker says whether a pod of Berth's namespace is a speaker's that runs, or is about to. One that is being deleted leaves
-// its sessions to its successor (graceful restart, RFC 4724).
+// IsSpeaker says whether a pod of Berth's namespace is a speaker that runs or is about to run. A
+// speaker that is being deleted does not count: its successor continues its sessions (graceful
+// restart, RFC 4724).
 //
-// A speaker has [IsReady] while it has an established session, or no BGPPeer selects its node.
+// A speaker is ready ([IsReady]) while it has an established session, or if no BGPPeer selects its
+// node.
 func IsSpeaker(pod *v1.Pod) bool {
 	return pod.Labels[labelName] == Speaker && pod.DeletionTimestamp == nil && pod.Status.Phase != v1.PodFailed && pod.Status.Phase != v1.PodSucceeded
 }

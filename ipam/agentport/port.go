@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentport asks the agents of nodes at their ports, through the API server's proxy to their
-// pods, with a token for the one agent: see package agentpod. Other programs of Berth's are asked alike.
+// Package agentport sends requests to agents through the API server's proxy to their pods, with a
+// token that is valid for one agent only: see package agentpod. Other programs of Berth are asked
+// in the same way.
 package agentport
 
 import (
@@ -29,7 +30,7 @@ import (
 // Ports asks agents. Safe for concurrent use.
 type Ports struct {
 	Kube kubernetes.Interface
-	// Namespace is Berth's.
+	// Namespace is the namespace of Berth.
 	Namespace string
 }
 
@@ -40,8 +41,9 @@ const (
 	tokenSeconds = 600
 )
 
-// Agent asks the agent in a pod. Only that agent can answer: the token is for it by the node's name, and the agent has the API server
-// review the token by one of its own, which ends with its pod.
+// Agent returns a client of the agent in a pod. Only that agent accepts the token, because the
+// token's audience names the node. The agent asks the API server to review the token. For this it
+// uses its own token, which becomes invalid with its pod.
 func (p *Ports) Agent(pod *v1.Pod) inquiry.Client {
 	return func(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
 		q := Question{
@@ -49,14 +51,15 @@ func (p *Ports) Agent(pod *v1.Pod) inquiry.Client {
 			Account: agentpod.Diagnosis, Audience: agentpod.Audience(pod.Spec.NodeName),
 		}
 		if method != http.MethodGet {
-			// What has an agent do something takes more than to look.
+			// A request that changes something needs more rights.
 			q.Account = agentpod.Operator
 		}
 		return p.Ask(ctx, q)
 	}
 }
 
-// Carried returns the addresses that a node carries, or is about to carry or to stop carrying: the answer of its ready agent. It blocks.
+// Carried asks the ready agent of a node for the addresses that the node carries, or is about to
+// carry or to stop carrying. It blocks.
 func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) {
 	agents, err := p.Kube.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
@@ -80,27 +83,30 @@ func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) 
 	return addrs, nil
 }
 
-// Witness has the agent in a pod find out whether another node answers. It blocks for about a second.
+// Witness asks the agent in a pod to check whether another node answers. It blocks for about a
+// second.
 func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
 	return p.Agent(agent).Witness(ctx, q)
 }
 
-// Question is a request to a program of Berth's at its port.
+// Question is a request to a program of Berth.
 type Question struct {
-	// Method is GET or POST; Path and Query are the resource's.
+	// Method is GET or POST. Path and Query name the resource.
 	Method, Path string
 	Query        url.Values
 	// Body is the contents of a POST, as JSON; nil: none.
 	Body []byte
-	// Pod is the program's, whose node the token ends with, and Of names the program in errors.
+	// Pod is the program's pod. The token becomes invalid when the pod's Node is deleted. Of names the
+	// program in errors.
 	Pod *v1.Pod
 	Of  string
-	// Account is the ServiceAccount of Berth's namespace whose token the program gets. A Role of its name lets users have
-	// the token made. Audience is whom the token is for.
+	// Account is the ServiceAccount in Berth's namespace whose token the program gets. A Role of the
+	// same name lets users request the token. Audience names the program that the token is for.
 	Account, Audience string
 }
 
-// Ask puts a question to a program. The program's own error is returned as its text alone. It blocks, for patience at most.
+// Ask sends a question to a program. If the program itself returns an error, the error has only the
+// program's text. Ask blocks, for patience at most.
 func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -115,7 +121,7 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get a token for %s (the Role %s in namespace %s allows it): %w", q.Of, q.Account, p.Namespace, err)
 	}
-	// Without a number it is the first port that the pod names.
+	// Without a port number the proxy uses the first port that the pod names.
 	request := p.Kube.CoreV1().RESTClient().Verb(q.Method).Namespace(p.Namespace).Resource("pods").Name("https:"+q.Pod.Name+":").SubResource("proxy").Suffix(q.Path).
 		SetHeader(agentpod.TokenHeader, "Bearer "+token.Status.Token)
 	if q.Body != nil {
@@ -141,7 +147,8 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	return answer, nil
 }
 
-// ofProgram returns the text of an error that is a program's, and not the API server's: it is no object.
+// ofProgram returns the text of an error that the program sent, and not the API server. The API
+// server's errors are objects of kind Status; the program's are plain text.
 func ofProgram(err error) (text string, is bool) {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {

@@ -23,13 +23,13 @@ var (
 	// ErrExhausted is returned when no pool that may serve the request has a free
 	// address.
 	ErrExhausted = errors.New("no free address")
-	// ErrLost is returned when an address of the owner is no longer available: another
-	// of its pods has it, or it has another owner now.
+	// ErrLost is returned when an address of the owner is no longer available: another pod of the
+	// owner has the address, or the address has another owner now.
 	ErrLost = errors.New("the address was given to somebody else")
 	// ErrLimit is returned when the owner has as many addresses as it may have.
 	ErrLimit = errors.New("the owner has all the addresses it may have")
-	// ErrSetInUse is returned when the owner has a fixed set, and as many pods have
-	// addresses as the set allows.
+	// ErrSetInUse is returned when the owner has a fixed set, and the set's maximum number of pods
+	// already have addresses.
 	ErrSetInUse = errors.New("the addresses of the owner's fixed set are with other pods")
 )
 
@@ -39,8 +39,8 @@ type entry struct {
 	addr     netip.Addr
 	stored   *stored
 	promised *promise
-	// gone is the UID of the last stored object that was deleted while the address
-	// was promised: Confirm may come after Forget.
+	// gone is the UID of the last stored object that was deleted while the address was promised. It is
+	// needed because Confirm may come after Forget.
 	gone *string
 	// prev and next link the addresses of an owner, or a pool's freed addresses.
 	prev, next *entry
@@ -107,7 +107,8 @@ func (e *entry) isOf(key ownerKey) bool {
 	return owner == key
 }
 
-// promisedFromRest says whether the address rests for the pods of a namespace and is promised to one.
+// promisedFromRest says whether the address is in cooldown for the pods of a namespace and is
+// promised to one of them.
 func (e *entry) promisedFromRest() bool { return e.promised != nil && e.restsFor() != "" }
 
 func (e *entry) promisedTo(podUID string) bool {
@@ -119,8 +120,9 @@ func (e *entry) usable(owner Owner, podUID string, gone func(*entry) bool) bool 
 	return e.stored != nil && e.heldBy(owner, podUID, gone) && (e.promised == nil || e.promised.podUID == podUID || e.promised.passesTo(owner))
 }
 
-// passesTo says whether the promise passes to the next pod of the owner. The API server has one pod of a name at a time, and
-// refuses to bind one that it has no more: so a pod that is replaced while its address is being committed never runs with it.
+// passesTo says whether the promise passes to the next pod of the owner. The API server has one pod
+// of a name at a time, and refuses to bind a deleted pod. So a pod that is replaced while its
+// address is being committed never runs with this address.
 func (p *promise) passesTo(owner Owner) bool { return owner.PodName != "" && p.owner == owner.key() }
 
 // Allocator is the book. Safe for concurrent use; methods wait only for the mutex.
@@ -140,15 +142,15 @@ type Allocator struct {
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
-	// byPod lists the addresses by the UID of the pod that has them or is promised them, and the ones that are to be
-	// detached by the name of the last pod.
+	// byPod lists addresses by the UID of the pod that has them or is promised them. Addresses that
+	// must be detached are listed by the name of the last pod.
 	byPod byPod
-	// large are the holdings of owners that had at least many addresses when somebody asked. byLastPod lists
-	// the addresses of these owners that are ready by the name of the last pod.
+	// large has the holdings of owners that had at least largeOwner addresses when somebody asked.
+	// byLastPod lists the ready addresses of these owners by the name of the last pod.
 	large     map[ownerKey]*holding
 	many      int
 	byLastPod byPod
-	// rests has the addresses at rest that pods of a namespace may have, by its UID.
+	// rests has the addresses in cooldown that pods of a namespace may have, by the namespace's UID.
 	rests map[string]map[*entry]bool
 	// inNamespace counts the addresses that are stored for an owner or promised to it, by the
 	// namespace of the owner.
@@ -158,12 +160,11 @@ type Allocator struct {
 // Pods answers questions about the pods that records name. It is called under the
 // book's lock and must not block.
 type Pods interface {
-	// Gone says whether the pod has ended: its owner may use the address before the
-	// record says so. After the answer became true, [Allocator.Ended] must be called.
+	// Gone says whether the pod has ended: its owner may use the address before the record says so.
+	// When the answer becomes true, [Allocator.Ended] must be called.
 	Gone(record *Record) bool
-	// Lost says whether the pod is being deleted and its node is lost, so that the
-	// deletion may never end. The pod keeps its address, and its owner may have another
-	// one instead.
+	// Lost says whether the pod is being deleted and its node is lost, so that the deletion may never
+	// end. The pod keeps its address. Its owner may have another address in its place.
 	Lost(record *Record) bool
 }
 
@@ -226,7 +227,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	for _, space := range slices.SortedFunc(slices.Values(a.pools), func(x, y *freeSpace) int { return first(x.Ranges).Compare(first(y.Ranges)) }) {
 		a.homes.Add(space.Ranges, space)
 	}
-	// Of pools that are gone or changed, the queues go on where the addresses are now.
+	// The queues of removed and changed pools continue in the pools that contain their addresses now.
 	for _, name := range slices.Sorted(maps.Keys(previous)) {
 		for space := previous[name]; space.resting.first != nil; {
 			e := space.resting.first
@@ -257,8 +258,8 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	return a.view
 }
 
-// visit calls look with each entry of some pools. It goes through the words of their
-// ranges, or through all entries if the book has fewer pages than that.
+// visit calls look with each entry of some pools. It goes through the words of their ranges, or
+// through all entries if the book has fewer pages than these ranges have words.
 func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
 	if len(spaces) == 0 {
 		return
@@ -288,9 +289,9 @@ func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
 	}
 }
 
-// take returns an address of a pool that is not in use. The caller must mark it as in use. A pool that nobody took
-// an address of begins behind the address whose object was created last: the ones before it may have been given,
-// and freed, by an earlier process just now.
+// take returns an unused address of a pool. The caller must mark the address as in use. The first
+// address that a pool gives follows the address whose object was created last: an earlier process
+// may have given and freed the addresses before it just now.
 func (a *Allocator) take(space *freeSpace) (netip.Addr, bool) {
 	if !space.begun {
 		var newest *entry
@@ -313,9 +314,9 @@ func (a *Allocator) home(addr netip.Addr) *freeSpace {
 	return home
 }
 
-// change applies mutate to the entry of addr. It creates and removes the entry as
-// needed, and updates the counts of its pool, the shares of namespaces and the lists
-// of owners. It returns whether the address came free.
+// change applies mutate to the entry of addr. It creates and removes the entry as needed, and
+// updates the counts of its pool, the shares of namespaces and the lists of owners. It returns
+// whether the address became free.
 func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	e := a.index.entry(addr)
 	listed := e != nil
@@ -352,8 +353,8 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	if before != after {
 		a.recount(home, e, listed, before, after)
 	}
-	// Last: prev and next link one ring only, and the entry may just have left its
-	// pool's queue.
+	// This comes last: prev and next link only one ring, and the entry may just have left its pool's
+	// queue.
 	if moved && ownedAfter {
 		a.own(ownerAfter, e)
 	}
@@ -364,8 +365,8 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	return before != unused && after == unused
 }
 
-// recount moves the entry from one use to another in the index, and in the queue and the counts of its pool, which
-// may be nil. listed is whether the index had the entry before.
+// recount moves the entry from one use to another in the index, and in the queue and the counts of
+// its pool. home is the pool and may be nil. listed says whether the index had the entry before.
 func (a *Allocator) recount(home *freeSpace, e *entry, listed bool, before, after use) {
 	switch {
 	case before == unused:
@@ -388,8 +389,8 @@ func (a *Allocator) recount(home *freeSpace, e *entry, listed bool, before, afte
 	}
 }
 
-// restsFor returns the UID of the namespace whose pods may have the address although it rests; empty:
-// there is none.
+// restsFor returns the UID of the namespace whose pods may have the address although it is in
+// cooldown; empty if there is none.
 func (e *entry) restsFor() string {
 	if e.stored == nil || !e.stored.cooling {
 		return ""
@@ -397,7 +398,8 @@ func (e *entry) restsFor() string {
 	return e.stored.of.Value().namespaceUID
 }
 
-// restFor lists the address under the namespace that it rests for now, after it rested for another.
+// restFor lists the address under the namespace that restsFor returns now. before is the namespace
+// that it returned before.
 func (a *Allocator) restFor(before string, e *entry) {
 	after := e.restsFor()
 	if before == after {
@@ -417,8 +419,8 @@ func (a *Allocator) restFor(before string, e *entry) {
 	}
 }
 
-// Resting returns the records of addresses at rest that pods of a namespace may have, by its UID, in the
-// order of their addresses. It leaves out addresses that are promised to a pod.
+// Resting returns the records of addresses in cooldown that pods of a namespace may have, in the
+// order of the addresses. It leaves out addresses that are promised to a pod.
 func (a *Allocator) Resting(namespaceUID string) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -458,7 +460,6 @@ func (a *Allocator) disown(key ownerKey, e *entry) {
 	}
 }
 
-// ownedBy yields the entries of an owner's addresses.
 func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		list := a.owners[maphash.Comparable(a.seed, key)]
@@ -479,14 +480,14 @@ func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	}
 }
 
-// Held returns stored addresses that owner may use for the pod podUID, in order of
-// preference: the pod's own, addresses that a pod with the name podName had, the
-// oldest. It leaves out addresses promised to another pod, but for one that had the name of an owner with one pod.
+// Held returns stored addresses that owner may use for the pod podUID, in order of preference: the
+// pod's own, addresses that a pod with the name podName had, the oldest. It leaves out addresses
+// promised to another pod, except to an earlier pod of the same name if the owner has one pod only.
 //
-// class says in which class an address is, and whether the pod may have it at all. Held
-// returns the first most addresses of each class, because an owner may have thousands. Classes may
-// differ by the address itself only if byAddress is set, which costs a look at all addresses that come
-// into question. class is called under the lock and must not keep its argument.
+// class returns the class of an address, and whether the pod may have the address at all. Held
+// returns at most the given number (most) of addresses of each class, because an owner may have
+// thousands. byAddress must be set if the class depends on the address itself; Held then looks at
+// all addresses of the owner. class is called under the lock and must not keep its argument.
 func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddress bool, class func(*Record) (number uint64, ok bool)) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -539,8 +540,7 @@ func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddres
 	return held
 }
 
-// Stored returns the record of an address, as far as the book has seen; ok is false if
-// it has none.
+// Stored returns the book's record of an address; ok is false if there is none.
 func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -563,8 +563,9 @@ func (a *Allocator) Without(listed map[string]bool, version uint64) (records []R
 	return records
 }
 
-// HeldBy returns the records, in no order, that name a pod, or whose address has to be detached from the
-// node of one, and that match. It calls matches under the lock, and matches must not keep its argument.
+// HeldBy returns the matching records, in no order, among two kinds: records that name a pod, and
+// records of addresses that must be detached from the node of a pod. It calls matches under the
+// lock, and matches must not keep its argument.
 func (a *Allocator) HeldBy(matches func(*Record) bool) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -600,14 +601,14 @@ func (a *Allocator) IsFree(addr netip.Addr) bool {
 	return !a.index.entry(addr).inUse() && a.gives(addr)
 }
 
-// gives says whether a pool may give the address when nobody has it.
+// gives says whether a pool may give the address when it is free.
 func (a *Allocator) gives(addr netip.Addr) bool {
 	home := a.home(addr)
 	return home != nil && !home.Disabled
 }
 
-// IsIdle says whether a pod could take the address: it is free in its pool, stored
-// for an owner that may use it for its next pod, or at rest for the pods of a namespace.
+// IsIdle says whether a pod could take the address: it is free in its pool, stored for an owner
+// that may use it for its next pod, or in cooldown for the pods of a namespace.
 func (a *Allocator) IsIdle(addr netip.Addr) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -647,10 +648,10 @@ func (a *Allocator) owned(owner Owner) (v4, v6 int) {
 	return v4, v6
 }
 
-// Shared says of which families pods of an owner have addresses or may have some:
-// promised addresses, and stored ones that match the owner's UID and that mayKeep
-// accepts. An IPClaim also takes addresses of an earlier claim of its name, and the UID
-// does not matter under policy Never. mayKeep is called under the lock.
+// Shared says of which families the pods of an owner have addresses or may have some. Promised
+// addresses count, and stored addresses that match the owner's UID and that mayKeep accepts. An
+// IPClaim also takes addresses of an earlier claim of its name. Under policy Never the UID does not
+// matter. mayKeep is called under the lock.
 func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -679,9 +680,9 @@ func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 bool
 	return v4, v6
 }
 
-// Counts are the numbers of a pool's addresses. Allocated includes addresses promised
-// to pods that are being scheduled; Reserved are the ones that an administrator took out
-// of circulation; Cooling are cooling down.
+// Counts are the numbers of a pool's addresses by state. Allocated includes addresses promised to
+// pods that are being scheduled. Reserved counts addresses that an administrator took out of
+// circulation, Cooling the addresses in cooldown.
 type Counts struct {
 	Capacity, Allocated, Retained, Reserved, Cooling, Free uint64
 }
@@ -704,8 +705,8 @@ func (a *Allocator) Counts(pool string) Counts {
 	}
 }
 
-// Release ends the reservation of an address by the pod podUID and returns whether the
-// address came free. It is idempotent.
+// Release ends the reservation of an address by the pod podUID and returns whether the address
+// became free. It is idempotent.
 func (a *Allocator) Release(addr netip.Addr, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -716,9 +717,9 @@ func (a *Allocator) Release(addr netip.Addr, podUID string) (freed bool) {
 	return a.change(addr, func(e *entry) { e.promised = nil })
 }
 
-// Confirm replaces the reservation of the pod podUID with the record that the API server
-// now stores. It returns whether the address came free: the object may have been deleted
-// before Confirm was called.
+// Confirm replaces the reservation of the pod podUID with the record that the API server now
+// stores. It returns whether the address became free: the object may have been deleted before
+// Confirm was called.
 func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -733,10 +734,10 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 	})
 }
 
-// Observe updates the book with a record that was read from the API server. It ignores
-// a record that is older than the book's, and one of an object whose deletion the book
-// saw while the address was promised: the caller may have read it before. It returns
-// whether the address is newly retained for the owner, so that a pod may wait for it.
+// Observe updates the book with a record that was read from the API server. It ignores a record
+// that is older than the book's. It also ignores a record of an object whose deletion the book saw
+// while the address was promised: the caller may have read the record before the deletion. It
+// returns whether the address is newly retained for the owner, so that a pod may wait for it.
 func (a *Allocator) Observe(record Record) (retainedNow bool) {
 	return a.observe(record, func(e *entry) bool {
 		return e.stored != nil && record.Version < e.stored.version || e.gone != nil && *e.gone == record.UID
@@ -744,9 +745,9 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 }
 
 // ObserveAt is Observe of a record that the API server certainly had at a version, which may be
-// later than the record's. It ignores the record only if the book's was stored after that. So the
-// book follows an API server whose data were restored from a backup, where objects have their
-// former versions again, also deleted objects.
+// later than the record's own version. It ignores the record only if the book's record was stored
+// after that version. So the book also follows an API server that was restored from a backup:
+// there, objects have their former versions again, and deleted objects exist again.
 func (a *Allocator) ObserveAt(version uint64, record Record) (retainedNow bool) {
 	return a.observe(record, func(e *entry) bool { return e.stored != nil && version < e.stored.version })
 }
@@ -769,9 +770,9 @@ func (a *Allocator) observe(record Record, outdated func(e *entry) bool) (retain
 	return retainedNow
 }
 
-// Forget notes that the object uid of an address was deleted, and returns whether the
-// address came free. With rests the address cools down instead, until another object of
-// it was seen and deleted, or until Rested is called.
+// Forget notes that the object uid of an address was deleted, and returns whether the address
+// became free. With rests the address goes into cooldown instead. This cooldown ends when Rested is
+// called, or when another object of the address was seen and deleted.
 func (a *Allocator) Forget(addr netip.Addr, uid string, rests bool) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -791,8 +792,8 @@ func (a *Allocator) Forget(addr netip.Addr, uid string, rests bool) (freed bool)
 	})
 }
 
-// Rested ends the cooldown that Forget began, and returns whether the address came
-// free. It does nothing if the address has an object again.
+// Rested ends the cooldown that Forget began, and returns whether the address became free. It does
+// nothing if the address has an object again.
 func (a *Allocator) Rested(addr netip.Addr) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 // bits.
 const Unlimited = math.MaxUint64
 
-// inexhaustible is the least capacity at which a pool never has to give an address a
-// second time while the process lives: it needs no queue of freed addresses.
+// inexhaustible is the smallest capacity at which a pool never has to give an address twice while
+// the process lives. Such a pool needs no queue of freed addresses.
 const inexhaustible = 1 << 33
 
 // Pool is a pool in the allocator's terms.
@@ -37,7 +37,7 @@ type Pool struct {
 type View struct {
 	// free are the counts, in one array: every pod reads the counts of all pools.
 	free []atomic.Uint64
-	// names map positions to pools after the book got other pools.
+	// names maps positions to names, to find the pools after the next call of SetPools.
 	names []string
 }
 
@@ -47,25 +47,26 @@ func (v *View) Free(position int) uint64 { return v.free[position].Load() }
 
 // freeSpace gives the addresses of one pool. The caller's lock guards it.
 //
-// Its first round gives each address that is free and was not freed since the start. Addresses that were
-// freed since are in the queue (resting), in the order in which they were freed. An inexhaustible pool has
-// no queue.
+// Its first round gives each free address that was not freed since the start. Addresses that were
+// freed since the start are in a queue (resting), in the order in which they were freed. An
+// inexhaustible pool has no queue.
 type freeSpace struct {
 	Pool
 	count [uses]int
-	// published has the result of free, for readers without the lock.
+	// published is the result of free, for readers without the lock.
 	published *atomic.Uint64
 
-	// begun: round and next are set.
+	// begun says that round and next are set.
 	begun bool
-	// round has the ranges that the first round is not done with; next is the cursor in the first of them, invalid
-	// if there is none.
+	// round has the ranges that the first round has not finished. next is the cursor in the first of
+	// these ranges, invalid if there is none.
 	round   iprange.Set
 	next    netip.Addr
 	resting ring
 }
 
-// begin has the first round begin behind an address, or with the first one if it is invalid.
+// begin starts the first round behind an address, or at the pool's first address if behind is
+// invalid.
 func (f *freeSpace) begin(behind netip.Addr) {
 	f.begun, f.round = true, f.Ranges
 	for i, r := range f.Ranges {
@@ -120,7 +121,7 @@ func (f *freeSpace) take(in *index) (netip.Addr, bool) {
 	return f.advance(in)
 }
 
-// advance returns the next address of the round that is neither in use nor in the queue, and moves the cursor
+// advance returns the round's next address that is neither in use nor queued, and moves the cursor
 // behind it.
 func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	for f.next.IsValid() {
@@ -139,5 +140,4 @@ func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// queues says whether freed addresses go into the queue.
 func (f *freeSpace) queues() bool { return f.Capacity < inexhaustible }

@@ -85,7 +85,7 @@ func (x *index) entry(addr netip.Addr) *entry {
 	return p.entries[p.rank(bit)]
 }
 
-// occupy lists an entry, unless it is listed, and marks its address as in use.
+// occupy marks the address of an entry as in use, and lists the entry if it is not listed yet.
 func (x *index) occupy(e *entry) {
 	word, bit := placeOf(e.addr).split()
 	p := x.pages[word]
@@ -108,8 +108,7 @@ func (x *index) occupy(e *entry) {
 	}
 }
 
-// vacate marks the address of a listed entry as not in use. The entry stays listed if
-// it rests.
+// vacate marks the address of a listed entry as not in use. With rests the entry stays listed.
 func (x *index) vacate(e *entry, rests bool) {
 	word, bit := placeOf(e.addr).split()
 	p := x.pages[word]

@@ -15,18 +15,19 @@ import (
 // largeOwner is the number of addresses from which on an owner has a [holding].
 const largeOwner = 64
 
-// holding lists the addresses of an owner that has many, so that nobody goes through all of them for each
-// of its pods. The book makes it when it is first asked about the owner's addresses, and drops it when
-// the owner has none any more, or when the pools change.
+// holding lists the addresses of an owner with many addresses, so that a request of one pod does
+// not go through all of them. The book makes the holding when it is first asked about the owner's
+// addresses. It drops the holding when the owner has no address any more, or when the pools change.
 type holding struct {
 	v4, v6 int
 	takers takers
-	// ready are the addresses that the owner's next pod may use, by kind, the oldest first. An address
-	// whose pod is gone is among them after [Allocator.Ended].
+	// ready has the addresses that the owner's next pod may use, by kind, the oldest first. An address
+	// whose pod is gone becomes ready with [Allocator.Ended].
 	ready map[kind][]*entry
 }
 
-// kind says what a pod asks of an address of its owner before it asks which one it is.
+// kind has the properties of an address, other than the address itself, that decide whether a pod
+// may have it.
 type kind struct {
 	home     *freeSpace // nil: no pool contains it
 	is4      bool
@@ -57,7 +58,7 @@ func (a *Allocator) holding(key ownerKey) *holding {
 	}
 	h := &holding{takers: newTakers(), ready: map[kind][]*entry{}}
 	a.large[key] = h
-	// In the order of the lists, which grow fastest at their ends.
+	// In the order of the lists, because they grow fastest at their ends.
 	for _, e := range slices.SortedFunc(a.ownedBy(key), older) {
 		h.count(e.addr, 1)
 		a.list(key, e)
@@ -65,7 +66,6 @@ func (a *Allocator) holding(key ownerKey) *holding {
 	return h
 }
 
-// count notes that the owner has more addresses, or fewer.
 func (h *holding) count(addr netip.Addr, more int) {
 	if addr.Is4() {
 		h.v4 += more
@@ -74,7 +74,6 @@ func (h *holding) count(addr netip.Addr, more int) {
 	}
 }
 
-// countLarge notes that an owner has more addresses, or fewer.
 func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
 	known := a.large[key]
 	if known == nil {
@@ -85,7 +84,6 @@ func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
 	}
 }
 
-// forgetHoldings drops all holdings.
 func (a *Allocator) forgetHoldings() {
 	clear(a.large)
 	clear(a.byLastPod)
@@ -122,7 +120,8 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 	a.countTaker(h, key, e, -1)
 }
 
-// relist puts an address into the lists of its owner anew: its pod may be gone since, or not be gone.
+// relist puts an address into the lists of its owner again, because the answer whether its pod is
+// gone may have changed.
 func (a *Allocator) relist(e *entry) {
 	if key, ok := e.owner(); ok {
 		a.unlist(key, e)
@@ -130,7 +129,7 @@ func (a *Allocator) relist(e *entry) {
 	}
 }
 
-// Ended notes that [Pods] has come to say of a pod in a namespace that it is gone.
+// Ended notes that [Pods] now says that a pod in a namespace is gone.
 func (a *Allocator) Ended(namespace, podUID string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,9 +138,9 @@ func (a *Allocator) Ended(namespace, podUID string) {
 	}
 }
 
-// each calls offer with addresses that owner may use for the pod podUID: the ones of the pod and of its
-// name, and the oldest of each kind until offer accepted most of them; all if most is 0. It offers some
-// twice.
+// each calls offer with addresses that owner may use for the pod podUID: first the addresses of the
+// pod and of its name, then the oldest of each kind, until offer has accepted as many of the kind
+// as most says. If most is 0, it offers all. It may offer an address twice.
 func (a *Allocator) each(h *holding, owner Owner, podUID, podName string, most int, offer func(*entry) (accepted bool)) {
 	key := owner.key()
 	for _, e := range slices.Concat(a.byPod[podKey{key.namespace, podUID}], a.byLastPod[podKey{key.namespace, podName}]) {
@@ -152,7 +151,7 @@ func (a *Allocator) each(h *holding, owner Owner, podUID, podName string, most i
 	var alive []*entry
 	for _, ready := range h.ready {
 		if !ready[0].stored.isKeptFor(owner) {
-			continue // as all of its kind
+			continue // The pod may have no address of this kind.
 		}
 		accepted := 0
 		for _, e := range ready {
@@ -165,7 +164,7 @@ func (a *Allocator) each(h *holding, owner Owner, podUID, podName string, most i
 			}
 		}
 	}
-	// Of these, the book saw a record before the caches had the pod.
+	// The pod of such an address may have been missing in the caches when the book saw the record.
 	for _, e := range alive {
 		a.relist(e)
 	}

@@ -8,19 +8,18 @@ import "net/netip"
 // a pool, or any free address of a pool.
 type option struct {
 	addr netip.Addr // invalid: any of the pool
-	pool *freeSpace // nil: addr belongs to the owner, or rests
-	// rests: addr has no owner, and rests for pods of the namespace.
+	pool *freeSpace // nil: addr belongs to the owner, or is in cooldown
+	// rests says that addr has no owner and is in cooldown for pods of the namespace.
 	rests bool
 }
 
 // isNew says whether the owner does not have the address yet.
 func (o option) isNew() bool { return o.pool != nil || o.rests }
 
-// match chooses one option for each want such that no address is chosen twice
-// and no pool gives more addresses than room says. It prefers earlier options, but
-// serves all wants if that is possible at all. unmet is the first want that cannot be
-// served together with the earlier wants, or len(wants). Every want must have an option,
-// and every pool among the options must have room.
+// match chooses one option for each want. It chooses no address twice, and no more addresses of a
+// pool than room says. It prefers earlier options, but serves all wants if that is possible at all.
+// unmet is the first want that cannot be served together with the earlier wants, or len(wants).
+// Every want must have an option, and every pool among the options must have room.
 //
 // It is a maximum flow by augmenting paths (Ford and Fulkerson, 1956) through the
 // graph want → address → pool → sink, in which addresses carry one unit and pools

@@ -4,10 +4,9 @@ package allocator
 
 import "slices"
 
-// podKey names a pod of a namespace by its UID, or the pods that had a name.
+// podKey identifies a pod of a namespace by its UID, or former pods by their name.
 type podKey struct{ namespace, pod string }
 
-// byPod lists addresses by pods.
 type byPod map[podKey][]*entry
 
 func (b byPod) add(key podKey, e *entry) {
@@ -25,8 +24,8 @@ func (b byPod) remove(key podKey, e *entry) {
 	}
 }
 
-// holder returns the key of the pod that has an address of the owner or is promised it, or of the last pod if the
-// address is to be detached.
+// holder returns the key of the pod that has or is promised an address of the owner. If the address
+// must be detached, it returns the key of the last pod.
 func (k ownerKey) holder(e *entry) podKey {
 	uid := e.podUID()
 	if uid == "" && e.stored != nil && e.stored.isToDetach() {
@@ -35,8 +34,9 @@ func (k ownerKey) holder(e *entry) podKey {
 	return podKey{k.namespace, uid}
 }
 
-// OfPod returns the records, in no order, that name a pod of a namespace by its UID, or whose address is to be
-// detached from the node of the last pod, which had this name.
+// OfPod returns records, in no order. pod is a UID or a name: OfPod finds the records that name a
+// pod of this UID, and the records of addresses that must be detached from the node of a last pod
+// of this name.
 func (a *Allocator) OfPod(namespace, pod string) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

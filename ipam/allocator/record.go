@@ -15,8 +15,8 @@ type Owner struct {
 	// its identity.
 	APIVersion, Kind string
 	Namespace, Name  string
-	// UID tells an owner from an earlier one of the same name. In a record it may be
-	// empty: the address is for the first owner of that name.
+	// UID tells an owner from an earlier owner of the same name. In a record it may be empty: the
+	// address is for the first owner of that name.
 	UID string
 	// PodName is set if the address belongs to the pod of that name, NodeName if it
 	// belongs to the owner's pod on that node. Both are empty if the owner's pods share its
@@ -42,20 +42,20 @@ type Record struct {
 	RetainFor time.Duration
 	// Reserved marks an address that an administrator took out of circulation.
 	Reserved bool
-	// Cooling marks an address that was freed and is cooling down: no pod gets it yet.
+	// Cooling marks an address in cooldown: it was freed, and no pod gets it yet.
 	Cooling bool
 	// Attached marks an address that the external assigner was told to attach.
 	// Without a pod it must be detached first, and until then no pod gets it.
 	Attached bool
 
-	// Node is the holder's. LastNode carried the address before, and may carry it still; zero: none may.
-	// The book stores them but does not use them.
+	// Node is the holder's node. LastNode carried the address before and may still carry it; zero: no
+	// other node may. The book stores both but does not use them.
 	Node     string
 	LastNode NodeReference
-	// ReleasedAt is since when a cooling address rests.
+	// ReleasedAt is the time at which an address in cooldown was freed.
 	ReleasedAt time.Time
-	// Since is when the holder got the address, or when it was retained, in whole seconds; zero: not known. The book stores it
-	// but does not use it.
+	// Since is the time at which the holder got the address, or at which the address was retained, in
+	// whole seconds; zero: not known. The book stores it but does not use it.
 	Since time.Time
 
 	// UID and Version identify the stored object. Versions of one object grow
@@ -64,8 +64,8 @@ type Record struct {
 	Version uint64
 	Created time.Time
 
-	// NamespaceUID is the recorded UID of the owner's namespace. Of a cooling address it is the
-	// namespace whose pods may have it; empty: no pod may.
+	// NamespaceUID is the recorded UID of the owner's namespace. If the address is in cooldown, it is
+	// the UID of the namespace whose pods may have the address; empty: no pod may.
 	NamespaceUID string
 }
 
@@ -97,7 +97,8 @@ func (o Owner) key() ownerKey {
 	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName, nodeName: o.NodeName}
 }
 
-// IsNode says whether the owner is a Node, which has the address itself. Owners of pods have a namespace.
+// IsNode says whether the owner is a Node, which has the address itself. Owners of pods have a
+// namespace.
 func (o Owner) IsNode() bool { return o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == "" }
 
 // SameWorkload says whether two owners are the same workload by name, regardless of
@@ -123,11 +124,12 @@ type stored struct {
 	reserved, cooling, attached bool
 	ofService                   bool
 	node                        unique.Handle[string]
-	// rest is nil in most records.
+	// rest is nil in most records, to save memory.
 	rest *rest
 }
 
-// rest has what is recorded of an address that its last node may carry, or that cools down.
+// rest has the fields of a record that are only set while the last node may carry the address, or
+// in cooldown.
 type rest struct {
 	lastNode   NodeReference
 	releasedAt time.Time
@@ -139,7 +141,6 @@ type ownerGroup struct {
 	retainFor                                           time.Duration
 }
 
-// store replaces the stored record of the address.
 func (e *entry) store(record *Record) {
 	owner := &record.Owner
 	if e.stored == nil {
@@ -196,7 +197,7 @@ func (s *stored) owner() Owner {
 // available says whether the address is retained and its owner's next pod may have it.
 func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.isToDetach() }
 
-// owned says whether the address is neither reserved nor cooling down.
+// owned says whether the address is neither reserved nor in cooldown.
 func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 
 // isToDetach says whether the external assigner must detach the address before a pod gets it.
@@ -219,7 +220,8 @@ func (e *entry) isVacant(gone func(*entry) bool) bool {
 	case s.policy == PodDeleted:
 		return false
 	case s.ownerPod != "":
-		// It stands for a pod name, so its holder is gone: the API server admits one pod of a name.
+		// The address belongs to a pod name, so its holder is gone: the API server admits one pod of a
+		// name.
 		return true
 	}
 	// Pods share the owner's addresses, and the holder may be alive.
@@ -227,8 +229,8 @@ func (e *entry) isVacant(gone func(*entry) bool) bool {
 }
 
 // heldBy says whether owner, which has the same key, may use the stored address for the pod podUID:
-// the pod has it already, or the policy keeps it for the owner and its holder is gone. gone may be
-// nil: then no holder is.
+// the pod has the address already, or the policy keeps it for the owner and its holder is gone.
+// gone may be nil: then no holder is gone.
 func (e *entry) heldBy(owner Owner, podUID string, gone func(*entry) bool) bool {
 	s := e.stored
 	if !s.owned() || s.isToDetach() {

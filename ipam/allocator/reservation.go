@@ -14,25 +14,25 @@ import (
 type Claimant struct {
 	Owner  Owner
 	PodUID string
-	// Limited owners may have Limit addresses of each family.
+	// Limited says that the owner may have at most Limit addresses of each family.
 	Limited bool
 	Limit   int
-	// GivenUp4 and GivenUp6 are how many idle addresses of each family do not count against Limit: the owner gets others
-	// in their place.
+	// GivenUp4 and GivenUp6 are the numbers of idle addresses, by family, that do not count against
+	// Limit: the owner gets other addresses in their place.
 	GivenUp4, GivenUp6 int
-	// FixedSet: the owner keeps addresses for MaxPods pods. While as many of its pods
-	// have addresses that a policy keeps, another pod gets no free address.
+	// FixedSet says that the owner keeps addresses for MaxPods pods. While MaxPods of its pods have
+	// addresses that a policy keeps, another pod gets no free address.
 	FixedSet bool
 	MaxPods  int
-	// SetWasFull says that the set had no room before Held listed the owner's addresses. Addresses
-	// that came idle since are for the pod's next attempt, and no reason for a free one.
+	// SetWasFull says that the set had no room before Held listed the owner's addresses. If an address
+	// became idle since, the pod does not get a free address: its next attempt takes the idle one.
 	SetWasFull bool
 }
 
-// Want is one address that a pod needs: one of its owner's, or a free one.
+// Want is one address that a pod needs: an address of its owner, or a free one.
 type Want struct {
-	// Held are addresses of the owner in order of preference; the pod must have one of
-	// them. Empty: it may have a free address.
+	// Held are addresses of the owner in order of preference. The pod must have one of them. If Held
+	// is empty, the pod may have a free address.
 	Held []netip.Addr
 	// Preferred are addresses of the owner that the pod may have instead of a free one.
 	Preferred []netip.Addr
@@ -41,24 +41,25 @@ type Want struct {
 	View  *View
 	// Ranges limit the free addresses; empty: no limit.
 	Ranges []iprange.Range
-	// Resting are addresses at rest that the pod may have where no other is left.
+	// Resting are addresses in cooldown that the pod may have if no other address is left.
 	Resting []netip.Addr
-	// RestsFor is the UID of the namespace for which these rest.
+	// RestsFor is the UID of the namespace whose pods may have these addresses.
 	RestsFor string
 }
 
-// Preemption has the changes that a preemption would bring.
+// Preemption has the changes that a preemption would make.
 type Preemption struct {
 	// Freed addresses would be free.
 	Freed []netip.Addr
 	// Held addresses would be available to the owner, for wants that list them.
 	Held []netip.Addr
-	// Owned4 and Owned6 are how many addresses fewer the owner would have, by family.
+	// Owned4 and Owned6 are the numbers of addresses, by family, that the owner would lose.
 	Owned4, Owned6 int
-	// Left addresses would no longer count for the claimant's namespace, free or not.
+	// Left addresses would no longer count for the claimant's namespace, whether they become free or
+	// not.
 	Left []netip.Addr
-	// Demand is how many free addresses the nominated pods need before the claimant;
-	// OwnDemand is how many of these pods of the claimant's namespace need.
+	// Demand is the number of free addresses that nominated pods need before the claimant. OwnDemand
+	// is the part of Demand for pods of the claimant's namespace.
 	Demand, OwnDemand int
 }
 
@@ -92,8 +93,8 @@ func (a *Allocator) Reserve(c Claimant, wants []Want) ([]Taken, error) {
 		return nil, err
 	}
 	taken := make([]Taken, len(wants))
-	// Options with a certain address come first: a pool could otherwise give that
-	// address to another want.
+	// Options that name an address come first: a pool could otherwise give that address to another
+	// want.
 	for _, certain := range []bool{true, false} {
 		for i, o := range chosen {
 			if o.addr.IsValid() != certain {
@@ -112,7 +113,6 @@ func (a *Allocator) Reserve(c Claimant, wants []Want) ([]Taken, error) {
 	return taken, nil
 }
 
-// promise reserves an address.
 func (a *Allocator) promise(addr netip.Addr, c Claimant) Taken {
 	t := Taken{Addr: addr}
 	if home := a.home(addr); home != nil {
@@ -232,8 +232,8 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	return options
 }
 
-// roomiest returns up to most pools, in descending order of free addresses; among
-// pools with as many, earlier ones come first.
+// roomiest returns up to most pools, in descending order of free addresses. Among pools with equal
+// numbers, earlier pools come first.
 func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
 	var enough uint64 // a pool with no more free addresses than this is not chosen
@@ -259,7 +259,7 @@ func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	return chosen
 }
 
-// space returns the present pool at a position of a view, nil if it is gone.
+// space returns the current pool at a position of a view; nil if it is gone.
 func (a *Allocator) space(v *View, position int) *freeSpace {
 	if v == a.view {
 		return a.pools[position]

@@ -8,7 +8,6 @@ import "iter"
 // one ring at most. The zero value is empty.
 type ring struct{ first *entry }
 
-// push puts an entry at the end.
 func (r *ring) push(e *entry) {
 	if r.first == nil {
 		r.first, e.prev, e.next = e, e, e

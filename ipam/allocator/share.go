@@ -4,8 +4,8 @@ package allocator
 
 import "math"
 
-// Share counts the addresses of a pool that one namespace has: stored for an owner in
-// the namespace, or promised to one. Reserved and cooling addresses count for no namespace.
+// Share counts the addresses of a pool that one namespace has: they are stored for or promised to
+// an owner in the namespace. Addresses that are reserved or in cooldown count for no namespace.
 type Share struct {
 	// Allocated includes addresses promised to pods that are being scheduled.
 	Allocated, Retained uint64
@@ -44,14 +44,12 @@ func (s shares) add(f *freeSpace, namespace string, of use, by int) {
 	s[namespace][f] = share
 }
 
-// count adds an entry of a pool.
 func (s shares) count(f *freeSpace, e *entry) {
 	if owner, owned := e.owner(); owned {
 		s.add(f, owner.namespace, e.use(), 1)
 	}
 }
 
-// drop removes the shares of pools.
 func (s shares) drop(dropped func(*freeSpace) bool) {
 	for namespace, of := range s {
 		for f := range of {
@@ -87,22 +85,21 @@ func (a *Allocator) Share(pool, namespace string) Share {
 	return a.shares[namespace][a.byName[pool]]
 }
 
-// InNamespace returns the number of addresses that owners in a namespace have, of all pools:
-// stored for them or promised to them.
+// InNamespace returns the number of addresses, of all pools, that are stored for or promised to
+// owners in a namespace.
 func (a *Allocator) InNamespace(namespace string) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.inNamespace[namespace]
 }
 
-// budget tells how many addresses pools can give to a claimant after a preemption.
+// budget computes how many addresses pools can give to a claimant after a preemption.
 type budget struct {
 	preemption *Preemption
 	// shares of the claimant's namespace.
 	shares map[*freeSpace]Share
 }
 
-// room returns how many addresses the pool can give.
 func (b *budget) room(f *freeSpace) uint64 {
 	return min(f.room(b.preemption), b.allowance(f))
 }

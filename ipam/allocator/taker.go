@@ -2,17 +2,16 @@
 
 package allocator
 
-// taker is a pod that has addresses which a workload keeps, or is promised some, or the last pod of an
+// taker is a pod that has or is promised addresses which a workload keeps, or the last pod of an
 // address that must be detached from its node.
 type taker struct{ ownerUID, podUID, detachedFrom string }
 
-// taking is what a taker has.
 type taking struct {
 	addresses, promises int
 }
 
-// takers are the pods that count for a fixed set: alive by the owner's UID, and the ones that are gone or
-// lost. Caches that are behind may have these again. Ready to use by newTakers.
+// takers are the pods that count for a fixed set: alive pods by the owner's UID, and pods that are
+// gone or lost, because a cache that is behind may show them as alive again. Made by newTakers.
 type takers struct {
 	all   map[taker]*taking
 	alive map[string]int
@@ -23,7 +22,8 @@ func newTakers() takers {
 	return takers{all: map[taker]*taking{}, alive: map[string]int{}, ended: map[string]map[taker]bool{}}
 }
 
-// taker returns who has an address of a fixed set; ok is false if nobody has, or no policy keeps it.
+// taker returns the pod that has an address of a fixed set; ok is false if no pod has the address,
+// or no policy keeps it.
 func (e *entry) taker() (t taker, ok bool) {
 	if p := e.promised; p != nil {
 		return taker{ownerUID: p.ownerUID, podUID: p.podUID}, e.stored == nil || e.promisedFromRest() || e.stored.policy != PodDeleted
@@ -35,8 +35,8 @@ func (e *entry) taker() (t taker, ok bool) {
 	return t, e.stored.policy != PodDeleted && (t.podUID != "" || e.stored.attached)
 }
 
-// count notes that the taker of an address has it (by: 1), or has it no more (-1). ended says whether a
-// pod is gone or lost.
+// count notes that the taker of an address got it (by: 1) or lost it (-1). ended says whether a pod
+// is gone or lost.
 func (s *takers) count(e *entry, by int, ended func(taker) bool) {
 	t, ok := e.taker()
 	if !ok {
@@ -61,7 +61,6 @@ func (s *takers) count(e *entry, by int, ended func(taker) bool) {
 	}
 }
 
-// end notes whether a taker is gone or lost.
 func (s *takers) end(t taker, ended bool) {
 	of := s.ended[t.ownerUID]
 	switch {
@@ -81,8 +80,8 @@ func (s *takers) end(t taker, ended bool) {
 	}
 }
 
-// leaveRoom says whether fewer than MaxPods other pods than the claimant's have addresses. Of the ones that
-// ended it asks for as many as the answer depends on.
+// leaveRoom says whether fewer than MaxPods pods, without the claimant's, have addresses. It asks
+// ended only about as many pods as the answer depends on.
 func (s *takers) leaveRoom(c Claimant, ended func(taker) bool) bool {
 	self := taker{ownerUID: c.Owner.UID, podUID: c.PodUID}
 	of := s.ended[self.ownerUID]
@@ -116,7 +115,8 @@ func (a *Allocator) hasEnded(e *entry) bool {
 	return a.pods.Gone(&record) || a.pods.Lost(&record)
 }
 
-// countTaker notes in the holding of an owner that an address has come, or goes.
+// countTaker notes in the holding of an owner that the owner got an address (by: 1) or loses it
+// (-1).
 func (a *Allocator) countTaker(h *holding, key ownerKey, e *entry, by int) {
 	h.takers.count(e, by, func(t taker) bool { return a.endedOf(key, t) })
 }
@@ -134,8 +134,8 @@ func (a *Allocator) endedOf(key ownerKey, t taker) bool {
 	return false
 }
 
-// setHasRoom says whether fewer than MaxPods other pods, which are neither gone nor lost, have addresses of
-// the owner.
+// setHasRoom says whether fewer than MaxPods other pods have addresses of the owner. Pods that are
+// gone or lost do not count.
 func (a *Allocator) setHasRoom(c Claimant) bool {
 	if c.SetWasFull {
 		return false
@@ -144,7 +144,7 @@ func (a *Allocator) setHasRoom(c Claimant) bool {
 	if h := a.holding(key); h != nil {
 		return h.takers.leaveRoom(c, func(t taker) bool { return a.endedOf(key, t) })
 	}
-	// It first counts addresses; only if they are too many does it ask about pods.
+	// It first counts addresses, and asks about pods only if there are too many.
 	var taken []*entry
 	for e := range a.ownedBy(key) {
 		if t, ok := e.taker(); ok && t.ownerUID == c.Owner.UID && t.podUID != c.PodUID {

@@ -18,7 +18,8 @@ import (
 	"github.com/berth-dev/berth/ipam/remote"
 )
 
-// Service is the external assigner. A request that fails temporarily is repeated, for up to three times its time limit in total.
+// Service is the external assigner. A request that fails temporarily is repeated. All attempts
+// together take at most three times the time limit.
 var Service = remote.Service{
 	Name: "external assigner", Noun: "assigner", GRPC: assignerv1.Assigner_ServiceDesc.ServiceName, Timeout: 10 * time.Second,
 }
@@ -26,8 +27,7 @@ var Service = remote.Service{
 // Assignment is an address with its node and its pod.
 type Assignment struct {
 	Address netip.Addr
-	// Pool of the address, and its network. Gateway is invalid and VLAN is 0 if the pool
-	// has none.
+	// Pool is the pool of the address. Gateway is invalid and VLAN is 0 if the pool has none.
 	Pool    string
 	Subnet  netip.Prefix
 	Gateway netip.Addr

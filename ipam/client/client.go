@@ -144,7 +144,7 @@ func NewSource[L runtime.Object](client ListWatcher[L]) cache.ListerWatcher {
 	return cache.ToListWatcherWithWatchListSemantics(lw, client)
 }
 
-// NewSourceOf is NewSource of the one object with a name, if there is one: the API server sends nothing of others.
+// NewSourceOf is NewSource for the object with a name only: the API server sends no other objects.
 func NewSourceOf[L runtime.Object](client ListWatcher[L], name string) cache.ListerWatcher {
 	return NewSource(Selecting[L]{client, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()})
 }

@@ -21,12 +21,12 @@ var Service = remote.Service{
 
 // Machine is the machine of a Node.
 type Machine struct {
-	// Name and UID are the Node's.
+	// Name and UID identify the Node.
 	Name string
 	UID  types.UID
-	// ProviderID is the Node's spec.providerID, empty where nobody set it.
+	// ProviderID is the Node's spec.providerID; empty if it is not set.
 	ProviderID string
-	// InternalIPs are those of the Node's status.
+	// InternalIPs are the InternalIPs in the Node's status.
 	InternalIPs []netip.Addr
 }
 
@@ -48,9 +48,9 @@ func New(options remote.Options, requests *metrics.HistogramVec) (*Client, error
 // Close closes the connection and cancels calls in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Fence powers a machine off. It returns nil only when the fencer says that the machine is off;
-// an error is of type *[remote.Error]. It sends one request, blocks until the answer or the time limit
-// of a request, and is idempotent.
+// Fence powers a machine off. It returns nil only when the fencer says that the machine is off; an
+// error is of type *[remote.Error]. It sends one request and blocks until the answer comes or the
+// time limit of a request is over. It is idempotent.
 func (c *Client) Fence(ctx context.Context, machine Machine) error {
 	request := &fencerv1.FenceRequest{Name: machine.Name, Uid: string(machine.UID), ProviderId: machine.ProviderID}
 	for _, ip := range machine.InternalIPs {

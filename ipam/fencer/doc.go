@@ -6,8 +6,9 @@
 // # Rules for callers
 //
 // Fence goes over the network and may take [remote.Options].Timeout: never call it under a lock.
-// Read at the API server, right before, that the node has not come back, and cancel the call
-// when it comes back meanwhile. It sends one request and does not repeat it: ask again later.
+// Right before the call, read from the API server that the node has not come back. Cancel the call
+// if the node comes back meanwhile. Fence sends one request and does not repeat it: call it again
+// later.
 //
 // # Caveats
 //

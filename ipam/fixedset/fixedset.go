@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fixedset computes for how many pods a workload keeps addresses, if its pods
-// share them: a Deployment, a ReplicaSet, a custom kind with a scale subresource. The
-// number is its replicas plus spare ones: as many pods as its update strategy starts
-// before it ends others. Another pod waits until a pod of the workload gives its
-// addresses back, so after any update the pods are on the same addresses. The pods that
-// a DaemonSet has on one node, one after the other, share in the same way; but none waits.
-// docs/explanation/release.md has the rule for users.
+// Package fixedset computes for how many pods a workload keeps addresses, if its pods share them: a
+// Deployment, a ReplicaSet, a custom kind with a scale subresource. The number is the replicas plus
+// spare pods: as many as the update strategy starts before it ends others. Any further pod waits
+// until a pod of the workload gives its addresses back. So after an update the pods have the same
+// addresses as before. The successive pods of a DaemonSet on one node share addresses in the same
+// way, but none of them waits. docs/explanation/release.md has the rule for users.
 //
-// The annotation [v1alpha1.AnnotationSpareAddresses] of the workload's pod template overrides the strategy, at
-// once and for all pods. What pods of an older template say does not count: one set has one number.
+// The annotation [v1alpha1.AnnotationSpareAddresses] of the workload's pod template overrides the
+// strategy, immediately and for all pods. The annotations of pods of an older template do not
+// count, because one set has one number.
 //
 // The scheduler uses it to decide which pods wait, the reclaimer to decide which
 // addresses without a pod are kept. All functions are pure.
@@ -33,24 +33,25 @@ import (
 
 // Size says for how many pods a workload keeps addresses.
 type Size struct {
-	// Replicas is how many pods the workload wants; Spare is for how many more it keeps
-	// addresses.
+	// Replicas is how many pods the workload wants. Spare is the number of further pods for which it
+	// keeps addresses.
 	Replicas, Spare int64
-	// Unlimited: no pod waits for the address of another. The workload keeps its oldest
+	// Unlimited says that no pod waits for the address of another. The workload keeps its oldest
 	// addresses, for Replicas pods.
 	Unlimited bool
-	// Partial: Replicas may count only some of its pods. No pod waits, and the workload keeps all addresses.
+	// Partial says that Replicas may count only some of the workload's pods. No pod waits, and the
+	// workload keeps all addresses.
 	Partial bool
 }
 
-// IsFixed says whether a pod waits while as many others have addresses.
+// IsFixed says whether a pod waits while Pods other pods have addresses.
 func (s Size) IsFixed() bool { return !s.Unlimited && !s.Partial }
 
 // Pods returns for how many pods addresses are kept.
 func (s Size) Pods() int64 { return s.Replicas + s.Spare }
 
-// Spare is the pod template's annotation about spare addresses. The zero value: there is
-// none, and the update strategy decides.
+// Spare is the pod template's annotation about spare addresses. The zero value means that there is
+// no annotation, and the update strategy decides.
 type Spare struct {
 	Said      bool
 	Pods      int64
@@ -74,7 +75,7 @@ func SpareOf(annotations map[string]string) (Spare, error) {
 	return Spare{Said: true, Pods: int64(n)}, nil
 }
 
-// SlimTemplate returns what a pod template says about the size.
+// SlimTemplate returns the part of a pod template that determines the size.
 func SlimTemplate(template *v1.PodTemplateSpec) (slim v1.PodTemplateSpec) {
 	if text, ok := template.Annotations[v1alpha1.AnnotationSpareAddresses]; ok {
 		slim.Annotations = map[string]string{v1alpha1.AnnotationSpareAddresses: text}
@@ -82,8 +83,8 @@ func SlimTemplate(template *v1.PodTemplateSpec) (slim v1.PodTemplateSpec) {
 	return slim
 }
 
-// size returns the size by the annotations of the pod template, or by the update strategy. It ignores an
-// invalid annotation: the scheduler refuses pods with it.
+// size returns the size by the annotations of the pod template, or by the update strategy. It
+// ignores an invalid annotation: the scheduler refuses pods with it.
 func size(replicas int64, template metav1.ObjectMeta, needed func() int64) Size {
 	spare, err := SpareOf(template.Annotations)
 	switch {
@@ -131,8 +132,8 @@ func needed(replicas int64, surge, unavailable *intstr.IntOrString) int64 {
 	return int64(up)
 }
 
-// OfReplicaSet returns the size for a ReplicaSet. It has no update strategy: it starts a
-// pod when another is being deleted.
+// OfReplicaSet returns the size for a ReplicaSet. A ReplicaSet has no update strategy: it starts a
+// pod when another pod is being deleted.
 func OfReplicaSet(spec *appsv1.ReplicaSetSpec) Size {
 	return size(int64(ptr.Deref(spec.Replicas, 1)), spec.Template.ObjectMeta, func() int64 { return 0 })
 }
@@ -148,7 +149,7 @@ func OfDaemonSet(spec *appsv1.DaemonSetSpec) Size {
 		}
 		// The API server's defaults.
 		none, one := intstr.FromInt32(0), intstr.FromInt32(1)
-		// However many nodes it updates at a time, each has one pod more.
+		// The number of nodes that it updates at a time does not matter: each has one more pod.
 		return min(1, needed(1, cmp.Or(rolling.MaxSurge, &none), cmp.Or(rolling.MaxUnavailable, &one)))
 	})
 }
@@ -170,10 +171,10 @@ var sideBySide = [][]string{
 	{"spec", "strategy", "canary", "trafficRouting"},
 }
 
-// OfCustom returns the size for an object of a custom kind, or a ReplicationController.
-// replicas is how many pods its scale says. A kind with an unknown strategy may start pods
-// before it ends others, so it gets addresses for one spare pod. A kind without the one pod template may have
-// pods of several: a scale such as a training job's counts its workers, and not their master.
+// OfCustom returns the size for an object of a custom kind, or a ReplicationController. replicas is
+// the number of pods in its scale. A kind with an unknown strategy may start pods before it ends
+// others, so it gets addresses for one spare pod. A kind without spec.template may have several pod
+// templates: the scale of a training job, for example, counts the workers and not their master.
 func OfCustom(object map[string]any, replicas int64) Size {
 	_, templated, _ := unstructured.NestedFieldNoCopy(object, "spec", "template")
 	_, elsewhere, _ := unstructured.NestedFieldNoCopy(object, "spec", "workloadRef") // an Argo Rollout's
@@ -208,12 +209,13 @@ func OfCustom(object map[string]any, replicas int64) Size {
 	})
 }
 
-// OfSingle returns the size for an object of a custom kind that has one pod, but for a moment.
+// OfSingle returns the size for an object of a custom kind with one pod. For a moment it may have
+// two.
 func OfSingle(object map[string]any) Size {
 	return size(1, templateOf(object), func() int64 { return 0 })
 }
 
-// templateOf returns the annotations of spec.template, where kinds with a scale subresource have it.
+// templateOf returns the annotations of the pod template in spec.template.
 func templateOf(object map[string]any) metav1.ObjectMeta {
 	annotations, _, _ := unstructured.NestedStringMap(object, "spec", "template", "metadata", "annotations")
 	return metav1.ObjectMeta{Annotations: annotations}

@@ -17,8 +17,8 @@ import (
 
 // The resource and annotations of Galaxy on a pod.
 const (
-	// ResourceENIIP is the extended resource of Galaxy that asks for addresses. Galaxy
-	// ignores its quantity, Berth does not.
+	// ResourceENIIP is the extended resource of Galaxy that asks for addresses. Galaxy ignores its
+	// quantity; Berth uses it.
 	ResourceENIIP = "tke.cloud.tencent.com/eni-ip"
 	// AnnotationReleasePolicy is "immutable" or "never"; anything else frees the
 	// address with the pod.
@@ -29,14 +29,14 @@ const (
 	// AnnotationArgs is JSON: the user writes "request_ip_range", Galaxy writes the
 	// assigned addresses into "common.ipinfos".
 	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
-	// AnnotationPortMapping asks for host ports of the node's choice, regardless of its
-	// value. The node's result is written there: a JSON list of [PortMapping].
+	// AnnotationPortMapping, with any value, asks for host ports that the node chooses. The node's
+	// result is written into the same annotation: a JSON list of [PortMapping].
 	AnnotationPortMapping = v1alpha1.AnnotationPortMapping
 )
 
-// Aliases translates a pod's Galaxy annotations into Berth's: release-policy, claim and
-// addresses, each only if the pod has its counterpart. The caller must give precedence
-// to Berth's own annotations on the pod. annotations is not modified.
+// Aliases translates a pod's Galaxy annotations into Berth's annotations release-policy, claim and
+// addresses. It sets only those for which the pod has Galaxy's annotation. Berth's own annotations
+// on the pod must take precedence: the caller does this. annotations is not modified.
 //
 // A pod of a Galaxy pool gets berth.dev/claim and no release policy, because the claim
 // sets the policy. The number of addresses is the requested quantity; with Galaxy it
@@ -91,7 +91,7 @@ func CheckClaimName(pool string) error {
 	return nil
 }
 
-// args is the part of the args annotation that matters.
+// args is the part of the args annotation that Berth reads.
 type args struct {
 	RequestIPRange [][]string `json:"request_ip_range"`
 	Common         struct {

@@ -14,11 +14,12 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// choice are the values that an optional field, or several that belong together, may have.
+// choice has the possible values of an optional field, or of several fields that belong together.
 type choice []func(spec *v1alpha1.FloatingIPSpec)
 
-// FloatingIPs yields FloatingIPs of 10.0.0.0/8 and pool "web" with each combination of the optional fields by which code decides,
-// with the API server's answer to one who creates it. Its times are now, or a minute later.
+// FloatingIPs yields FloatingIPs of 10.0.0.0/8 and pool "web" with each combination of the optional
+// fields that decisions depend on. The error is the API server's answer to the creation of the
+// object. All times are now, or a minute later.
 func FloatingIPs(now time.Time) iter.Seq2[*v1alpha1.FloatingIP, error] {
 	n := 0
 	choices := choicesOf(now, &n)
@@ -42,7 +43,6 @@ func FloatingIPs(now time.Time) iter.Seq2[*v1alpha1.FloatingIP, error] {
 	}
 }
 
-// choicesOf returns the choices for record number n.
 func choicesOf(now time.Time, n *int) []choice {
 	absent := func(*v1alpha1.FloatingIPSpec) {}
 	at := metav1.NewTime(now).Rfc3339Copy()

@@ -23,7 +23,7 @@ func TestCombinationsRefused(t *testing.T) {
 		case spec.Owner != nil && spec.ReleasedAt != nil:
 			text = "leave it out while spec.owner is set"
 		case spec.Owner == nil && spec.LastNode != nil && spec.ReleasedAt == nil:
-			text = "set spec.owner, or spec.releasedAt to the time at which the address was freed"
+			text = "set spec.owner, or set spec.releasedAt to the time at which the address was freed"
 		case spec.ExternallyAssigned && (spec.Owner == nil || spec.Node == ""):
 			text = "attached the address to spec.node for spec.owner: set both"
 		case spec.Pod != nil && spec.Service != nil, spec.Pod != nil && spec.KeepUntil != nil:

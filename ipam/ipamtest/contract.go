@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 )
 
-// Contract tests the behaviour of an API server that Berth relies on. [Server] passes,
-// and so does a real one. The API server must have a namespace default and none of Berth's objects.
+// Contract tests the behaviour of an API server that Berth relies on. [Server] and real API servers
+// pass. The API server must have a namespace default and none of Berth's objects.
 func Contract(t *testing.T, api *client.Client) {
 	t.Run("writes", func(t *testing.T) { contractOfWrites(t, api) })
 	t.Run("versions", func(t *testing.T) { contractOfVersions(t, api) })
@@ -69,10 +69,10 @@ func contractOfWrites(t *testing.T, api *client.Client) {
 type writeCase struct {
 	name  string
 	write write
-	want  metav1.StatusReason // "" if it succeeds, "Unknown" if it fails for no reason that has a name
+	want  metav1.StatusReason // "" if it succeeds, "Unknown" if it fails without a named reason
 }
 
-// write acts on an object, which it gets as it was first and as it is now.
+// write writes an object. It gets the object's first version and the current one.
 type write func(first, now *v1alpha1.FloatingIP) error
 
 // writer makes the writes of contractOfWrites.
@@ -184,7 +184,7 @@ func (w writer) deletions() []writeCase {
 	}
 }
 
-// misdirected requests name no object that is there.
+// misdirected returns requests for objects that do not exist.
 func (w writer) misdirected() []writeCase {
 	return []writeCase{
 		{"read an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
@@ -206,8 +206,8 @@ func addressed(address string) *v1alpha1.FloatingIP {
 	return &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{Address: address}}
 }
 
-// contractOfVersions tests the fields that an API server sets, and which writes lead to another
-// version and generation.
+// contractOfVersions tests the fields that an API server sets, and which writes change the version
+// and the generation.
 func contractOfVersions(t *testing.T, api *client.Client) {
 	ctx, claims := t.Context(), api.IPClaims("default")
 	claim, err := claims.Create(ctx, &v1alpha1.IPClaim{
@@ -270,7 +270,7 @@ func contractOfVersions(t *testing.T, api *client.Client) {
 func contractOfWatches(t *testing.T, api *client.Client) {
 	ctx, pools := t.Context(), api.IPPools
 	empty, two := changePools(t, pools)
-	// Of other kinds, a watch is told nothing.
+	// A watch gets no events of other kinds.
 	if _, err := api.FloatingIPs.Create(ctx, addressed("10.9.2.1"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -311,10 +311,10 @@ func contractOfWatches(t *testing.T, api *client.Client) {
 			if !slices.Equal(got, c.want) {
 				t.Fatalf("got %v, want %v", got, c.want)
 			}
-			// From each event on, another watch goes on with the next.
+			// A watch that begins at an event continues with the next event.
 			for i, e := range events[:len(events)-1] {
 				if c.options.ResourceVersion == "" && e.Type != watch.Bookmark {
-					continue // Objects from before it have no order.
+					continue // Objects from before the watch have no order.
 				}
 				expectNext(t, pools, e, events[i+1])
 			}
@@ -322,8 +322,8 @@ func contractOfWatches(t *testing.T, api *client.Client) {
 	}
 }
 
-// changePools creates pools b and a, changes b and deletes a. It returns the versions of the
-// list before the first and after the second.
+// changePools creates pools b and a, changes b and deletes a. It returns the version of the empty
+// list, and the version after both were created.
 func changePools(t *testing.T, pools *client.IPPools) (empty, two string) {
 	t.Helper()
 	ctx := t.Context()
@@ -372,7 +372,7 @@ func expectNext(t *testing.T, pools *client.IPPools, e, next watch.Event) {
 	}
 }
 
-// eventsOf takes so many events off a watch.
+// eventsOf reads n events from a watch.
 func eventsOf(t *testing.T, w watch.Interface, n int) (events []watch.Event) {
 	t.Helper()
 	for len(events) < n {

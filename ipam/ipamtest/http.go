@@ -29,7 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// request is an HTTP request, read.
+// request is an HTTP request after parsing.
 type request struct {
 	verb string
 	key
@@ -88,7 +88,6 @@ func failed(h *http.Request, err error) (*http.Response, error) {
 // requests reads the paths of requests, as the API server does.
 var requests = apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()}
 
-// parse reads a request.
 func parse(h *http.Request) (*request, error) {
 	info, err := requests.NewRequestInfo(h)
 	if err != nil {
@@ -137,7 +136,7 @@ func answer(h *http.Request, object any, err error) *http.Response {
 	return &http.Response{StatusCode: code, Header: jsonHeader, Request: h, Body: io.NopCloser(bytes.NewReader(body))}
 }
 
-// serve carries out all but a watch.
+// serve answers all requests except watches.
 func (s *Server) serve(r *request) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +182,6 @@ func (s *Server) list(r *request) map[string]any {
 	}
 }
 
-// post creates an object.
 func (s *Server) post(r *request) (any, error) {
 	object := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(r.body, &object.Object); err != nil {
@@ -209,7 +207,7 @@ func (s *Server) post(r *request) (any, error) {
 	return s.create(r.key, object), nil
 }
 
-// put updates an object. The status is written apart from all else.
+// put updates an object, or only its status.
 func (s *Server) put(r *request, now *unstructured.Unstructured) (any, error) {
 	object, err := patched(r, now)
 	if err != nil {
@@ -247,7 +245,7 @@ func (s *Server) put(r *request, now *unstructured.Unstructured) (any, error) {
 	return s.update(r.key, now, object), nil
 }
 
-// place fails where an object is not the one that the request's path names.
+// place fails if the request's path names another object.
 func (r *request) place(object *unstructured.Unstructured) error {
 	if object.GetNamespace() == "" || r.namespace == "" {
 		object.SetNamespace(r.namespace)
@@ -258,12 +256,12 @@ func (r *request) place(object *unstructured.Unstructured) error {
 	return nil
 }
 
-// conflict says that a write was decided on another object.
+// conflict says that a write is based on another version of the object.
 func (r *request) conflict() error {
 	return apierrors.NewConflict(r.of(), r.name, errors.New("the object has been modified"))
 }
 
-// patched returns an object after an update.
+// patched returns the object after the request's patch or update.
 func patched(r *request, now *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	before, err := json.Marshal(now)
 	if err != nil {
@@ -303,11 +301,11 @@ type stream struct {
 	cancel  context.CancelFunc
 	at      int
 	pending []byte
-	over    bool // it has told that it cannot go on
+	over    bool // it has sent an error and cannot continue
 }
 
-// stream begins with all objects where the client asks for them or has seen none, or
-// else after the version that it has seen.
+// stream begins with all objects if the client asks for them or has seen none. Otherwise it begins
+// after the version that the client has seen.
 func (s *Server) stream(r *request) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()

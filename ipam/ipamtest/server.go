@@ -31,15 +31,15 @@ type Server struct {
 	mu      sync.Mutex
 	version int
 	objects map[key]*unstructured.Unstructured
-	// events are all since the beginning but the first forgotten ones; a watch reads on in them.
+	// events are all events since the beginning, without the first forgotten ones. Watches read them.
 	events    []event
 	forgotten int
-	compacted int // the version of the last one that was forgotten
-	// trusts that all objects are valid.
+	compacted int // the version of the last forgotten event
+	// trusts: objects are not validated.
 	trusts bool
 	// more is closed when there is another event.
 	more chan struct{}
-	// late are the resources that watches are not told of any more.
+	// late are the resources whose events watches no longer get.
 	late   map[string]bool
 	follow []store.Handler
 	writes []string
@@ -47,7 +47,6 @@ type Server struct {
 	faults []Fault
 }
 
-// key identifies an object.
 type key struct{ resource, namespace, name string }
 
 type event struct {
@@ -57,24 +56,23 @@ type event struct {
 	object *unstructured.Unstructured
 }
 
-// Fault has one request fail.
+// Fault makes one request fail.
 type Fault struct {
-	// Verb is "create", "update", "delete", "get", "list" or "watch"; empty: any that
-	// writes.
+	// Verb is "create", "update", "delete", "get", "list" or "watch"; empty: any verb that writes.
 	Verb string
 	// Name of the object; empty: any.
 	Name string
-	// Done: the request is carried out, but its answer gets lost.
+	// Done says that the request is carried out, but its answer gets lost.
 	Done bool
-	// Err is the answer: of the API server if it is an apierrors.APIStatus, else of the
+	// Err is the answer. An apierrors.APIStatus comes from the API server, another error from the
 	// network.
 	Err error
-	// Before is called, without a lock, before the request is carried out: somebody else
-	// is faster. With a nil Err the request does not fail for it.
+	// Before is called, without a lock, before the request is carried out, as if another client were
+	// faster. If Err is nil, the request itself does not fail.
 	Before func()
 }
 
-// kinds that the server knows, by resource. Of Jobs it has the metadata only.
+// kinds are the kinds that the server knows, by resource. It has only the metadata of Jobs.
 var kinds = map[string]schema.GroupVersionKind{
 	"ippools":         v1alpha1.SchemeGroupVersion.WithKind("IPPool"),
 	"ipclaims":        v1alpha1.SchemeGroupVersion.WithKind("IPClaim"),
@@ -84,14 +82,14 @@ var kinds = map[string]schema.GroupVersionKind{
 	"jobs":            metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
 }
 
-// NewServer returns a server that has these objects ([Server.Put]).
+// NewServer returns a server with these objects ([Server.Put]).
 func NewServer(objects ...metav1.Object) *Server {
 	s := &Server{objects: map[key]*unstructured.Unstructured{}, late: map[string]bool{}, more: make(chan struct{})}
 	s.Put(objects...)
 	return s
 }
 
-// Config lets clients reach the server. They are not limited.
+// Config returns a configuration for clients of the server, without rate limits.
 func (s *Server) Config() *rest.Config {
 	return &rest.Config{Host: "http://ipamtest", Transport: s, QPS: -1}
 }
@@ -100,7 +98,7 @@ func (s *Server) Config() *rest.Config {
 func (s *Server) Client() *client.Client {
 	c, err := client.NewForConfig(s.Config())
 	if err != nil {
-		panic(err) // The configuration is the one above.
+		panic(err) // Config is always valid.
 	}
 	return c
 }
@@ -108,8 +106,8 @@ func (s *Server) Client() *client.Client {
 // Store writes FloatingIPs on the server.
 func (s *Server) Store() *store.Store { return store.New(s.Client().FloatingIPs) }
 
-// Put creates objects or replaces them, as somebody does whom nobody can stop: the
-// writes are not noted. An object without a UID or creation time gets both.
+// Put creates or replaces objects, regardless of their versions. These writes are not in Writes. An
+// object without a UID or creation time gets both.
 func (s *Server) Put(objects ...metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,24 +145,24 @@ func resourceOf(object metav1.Object) string {
 	panic(fmt.Sprintf("the server has no objects of type %T", object))
 }
 
-// Remove deletes an object as [Server.Put] writes one.
+// Remove deletes an object. This write is not in Writes, like those of [Server.Put].
 func (s *Server) Remove(object metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.delete(key{resourceOf(object), object.GetNamespace(), object.GetName()})
 }
 
-// IP returns a FloatingIP by its name, nil where there is none.
+// IP returns a FloatingIP by its name; nil if there is none.
 func (s *Server) IP(name string) *v1alpha1.FloatingIP {
 	return read[v1alpha1.FloatingIP](s, key{"floatingips", "", name})
 }
 
-// Pool returns an IPPool by its name, nil where there is none.
+// Pool returns an IPPool by its name; nil if there is none.
 func (s *Server) Pool(name string) *v1alpha1.IPPool {
 	return read[v1alpha1.IPPool](s, key{"ippools", "", name})
 }
 
-// Claim returns an IPClaim by its name, nil where there is none.
+// Claim returns an IPClaim by its name; nil if there is none.
 func (s *Server) Claim(namespace, name string) *v1alpha1.IPClaim {
 	return read[v1alpha1.IPClaim](s, key{"ipclaims", namespace, name})
 }
@@ -180,7 +178,6 @@ func (s *Server) IPs() map[string]*v1alpha1.FloatingIP {
 	return ips
 }
 
-// read returns an object, nil where there is none.
 func read[T any](s *Server, k key) *T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,8 +195,7 @@ func typed[T any](object *unstructured.Unstructured) *T {
 	return t
 }
 
-// Retain takes the pod from a FloatingIP, as the controller does when the pod is
-// gone.
+// Retain removes the pod from a FloatingIP, as the controller does when the pod is gone.
 func (s *Server) Retain(name string) {
 	ip := s.IP(name)
 	if ip == nil {
@@ -209,7 +205,7 @@ func (s *Server) Retain(name string) {
 	s.Put(ip)
 }
 
-// Fail has the next request that a fault is of fail by it.
+// Fail makes the next request that matches a fault fail.
 func (s *Server) Fail(fault Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +225,7 @@ func (s *Server) faultOf(verb, name string) (Fault, bool) {
 	return Fault{}, false
 }
 
-// Writes returns the requests that write, also failed ones, since it was called last:
+// Writes returns the writing requests since its last call, including failed requests, such as
 // "create 10.0.70.2".
 func (s *Server) Writes() []string {
 	s.mu.Lock()
@@ -239,8 +235,8 @@ func (s *Server) Writes() []string {
 	return writes
 }
 
-// Gets returns the names of the objects that were asked for one by one, also in vain,
-// since it was called last.
+// Gets returns the names of the objects that clients have got by name since the last call of Gets,
+// including objects that do not exist.
 func (s *Server) Gets() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,8 +245,8 @@ func (s *Server) Gets() []string {
 	return gets
 }
 
-// Follow calls a handler with the FloatingIPs that there are, and with every change
-// before the request that makes it is answered: it is a watch that is never late.
+// Follow calls a handler with the existing FloatingIPs, and then with every change, before the
+// server answers the request that makes the change. It is a watch without delay.
 func (s *Server) Follow(handler store.Handler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,8 +256,8 @@ func (s *Server) Follow(handler store.Handler) {
 	s.follow = append(s.follow, handler)
 }
 
-// Late holds back all news for watches and followers, for good; if resources are
-// named ("ippools"), only of these, and only from watches.
+// Late stops all events for watches and followers, for the rest of the test. If resources are named
+// ("ippools"), it stops only their events, and only for watches.
 func (s *Server) Late(resources ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,15 +269,17 @@ func (s *Server) Late(resources ...string) {
 	}
 }
 
-// Trust ends the validation of objects, for tests of very many: it is most of the server's work.
+// Trust turns off the validation of objects, for tests with very many objects: validation is most
+// of the server's work.
 func (s *Server) Trust() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.trusts = true
 }
 
-// Compact forgets all events but the latest ones, as an API server does after some minutes. A watch
-// that has not read the others has to begin anew. It also forgets the requests that it noted.
+// Compact forgets all events except the latest ones, as an API server does after some minutes. A
+// watch that has not read the forgotten events must begin again. Compact also forgets the recorded
+// requests.
 func (s *Server) Compact(keep int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,10 +291,10 @@ func (s *Server) Compact(keep int) {
 	s.writes, s.gets = nil, nil
 }
 
-// Backup saves all objects, as a snapshot of etcd does. restore brings them back with the versions
-// that they had. As after a restore with a revision that is bumped and marked as compacted, which
-// etcd recommends, the next write has a later version than any before, and every watch has to begin
-// anew. Followers are not told.
+// Backup saves all objects, like a snapshot of etcd. restore brings them back with their old
+// versions. Then the next write has a later version than any write before, and every watch must
+// begin again. This is the behaviour after the restore that etcd recommends (the revision is bumped
+// and marked as compacted). Followers get no events of the restore.
 func (s *Server) Backup() (restore func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,7 +310,7 @@ func (s *Server) Backup() (restore func()) {
 	}
 }
 
-// keys of a resource, in order.
+// keys returns the keys of a resource, in order.
 func (s *Server) keys(resource, namespace string) []key {
 	keys := slices.Collect(maps.Keys(s.objects))
 	keys = slices.DeleteFunc(keys, func(k key) bool { return k.resource != resource || namespace != "" && k.namespace != namespace })
@@ -333,7 +331,7 @@ func (s *Server) create(k key, object *unstructured.Unstructured) *unstructured.
 	return object
 }
 
-// update stores an object in place of another; one that says the same stays as it is.
+// update stores an object in place of another. If both are equal, nothing changes.
 func (s *Server) update(k key, before, object *unstructured.Unstructured) *unstructured.Unstructured {
 	object.SetGroupVersionKind(kinds[k.resource])
 	object.SetGeneration(before.GetGeneration())
@@ -382,8 +380,9 @@ func (s *Server) changed(kind watch.EventType, k key, object *unstructured.Unstr
 // errForgotten ends a watch that is behind.
 var errForgotten = apierrors.NewResourceExpired("too old resource version: the events were compacted")
 
-// next returns the first event at or after a position that a watch is to see, and the
-// position after it. It blocks. It returns errForgotten where the position is no more.
+// next returns the first event at or after a position that a watch should see, and the position
+// after this event. It blocks. It returns errForgotten if the events at the position were
+// forgotten.
 func (s *Server) next(ctx context.Context, at int, resource, namespace string) (e event, after int, err error) {
 	for {
 		s.mu.Lock()

@@ -47,13 +47,13 @@ func validatorFor(resource string) *validator {
 	return made.(func() *validator)()
 }
 
-// hasStatus reports whether the status of a resource is written apart.
+// hasStatus reports whether a resource has the subresource status.
 func hasStatus(resource string) bool {
 	v := validatorFor(resource)
 	return v != nil && v.status
 }
 
-// admit is admit, or nothing but the defaults where the server trusts its clients.
+// admit calls the function admit. If the server trusts its clients, it only sets the defaults.
 func (s *Server) admit(k key, object, before *unstructured.Unstructured) error {
 	if s.trusts {
 		setDefaults(k.resource, object)
@@ -80,7 +80,7 @@ func admit(k key, object, before *unstructured.Unstructured) error {
 		errs = append(errs, validation.ValidateCustomResource(nil, object.Object, v.schema)...)
 	} else {
 		old = before.Object
-		// An unchanged object is not judged anew.
+		// An unchanged object is not validated again.
 		same := common.NewCorrelatedObject(object.Object, old, &model.Structural{Structural: v.structure})
 		options = append(options, cel.WithRatcheting(same))
 		errs = append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(object, before, meta)...)
@@ -102,7 +102,7 @@ func setDefaults(resource string, object *unstructured.Unstructured) {
 	}
 }
 
-// validatorOf reads the CRD of a resource. It panics where it cannot.
+// validatorOf reads the CRD of a resource. It panics if it cannot.
 func validatorOf(resource string) *validator {
 	v, err := readCRD(resource)
 	if err != nil {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mutationtest sees that the seeded worlds of a package's TestModel find errors in its code.
+// Package mutationtest checks that the seeded worlds of a package's TestModel find errors in the
+// package's code.
 package mutationtest
 
 import (
@@ -14,9 +15,10 @@ import (
 	"testing"
 )
 
-// Find fails the test unless TestModel of the package in the working directory fails where one piece of a file, old, is replaced. It
-// lives the world of seed, or else of up to more seeds after it: each error has the seed of a world that finds it. Without a seed
-// another test of the package has to fail. It compiles the package, which takes seconds, so that go test -short leaves it out.
+// Find replaces one piece of a file, old, and fails the test unless TestModel of the package in the
+// working directory then fails. It runs the world of seed, and up to more seeds after it: each
+// error has the seed of a world that finds it. Without a seed, another test of the package must
+// fail. Find compiles the package, which takes seconds, so go test -short skips it.
 func Find(t *testing.T, file, old, replacement string, seed uint64, more int) {
 	t.Helper()
 	if testing.Short() {

@@ -58,7 +58,8 @@ func readPolicy(request *Request, annotations map[string]string) error {
 	return nil
 }
 
-// checkSpare refuses an annotation without effect. The one of the workload's pod template counts: package fixedset.
+// checkSpare refuses an annotation without effect. Only the annotation of the workload's pod
+// template counts: see package fixedset.
 func checkSpare(request *Request, annotations map[string]string) error {
 	spare, err := fixedset.SpareOf(annotations)
 	if err == nil && spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
@@ -67,14 +68,15 @@ func checkSpare(request *Request, annotations map[string]string) error {
 	return err
 }
 
-// Failover reads the annotation [v1alpha1.AnnotationFailover] of a pod: whether it is moved
-// when its node is lost. The error is for the author of the annotation.
+// Failover reads the annotation [v1alpha1.AnnotationFailover] of a pod: it says whether the pod is
+// moved when its node is lost. The error is for the author of the annotation.
 func Failover(annotations map[string]string) (bool, error) {
 	return isOnly(annotations, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
 }
 
-// AdvertiseReady reads the annotation [v1alpha1.AnnotationAdvertise] of a pod: whether its addresses
-// are announced only while it is Ready. The error is for the author of the annotation.
+// AdvertiseReady reads the annotation [v1alpha1.AnnotationAdvertise] of a pod: it says whether the
+// pod's addresses are announced only while the pod is Ready. The error is for the author of the
+// annotation.
 func AdvertiseReady(annotations map[string]string) (bool, error) {
 	return isOnly(annotations, v1alpha1.AnnotationAdvertise, v1alpha1.AdvertiseReady)
 }
@@ -97,13 +99,13 @@ func readFailover(request *Request, annotations map[string]string) (err error) {
 	}
 	request.AcceptVolumes, err = isOnly(annotations, v1alpha1.AnnotationFailoverVolumes, v1alpha1.FailoverVolumesAccept)
 	if err == nil && request.AcceptVolumes && !request.Failover {
-		return fmt.Errorf("annotation %s has no effect without %s: %s: add that, or remove the annotation", v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
+		return fmt.Errorf("annotation %s has no effect without %s: %s: add it, or remove the first annotation", v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
 	}
 	return err
 }
 
-// PoolsOf returns the names of pools in the annotations of a pod, a Service, or the namespace that says the default. The error is for
-// the author.
+// PoolsOf returns the names of pools in the annotations of a pod, of a Service, or of the namespace
+// that has the default. The error is for the author of the annotation.
 func PoolsOf(annotations map[string]string) (names []string, err error) {
 	text, ok := annotations[v1alpha1.AnnotationPools]
 	if !ok {
@@ -141,16 +143,17 @@ var saidByClaim = []string{
 	v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
 }
 
-// asking are all annotations of a pod's request.
+// asking are all annotations of a request of a pod.
 var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
 	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise)
 
-// besides are Berth's annotations on pods that say nothing about their request.
+// besides are Berth's annotations on pods that do not belong to the request.
 var besides = []string{v1alpha1.AnnotationNetworkProfile, v1alpha1.AnnotationFloatingIPs, v1alpha1.AnnotationHostPorts, v1alpha1.AnnotationHostPortsStatus}
 
 const prefix = v1alpha1.GroupName + "/"
 
-// checkNames refuses an annotation of Berth's that there is not: its author expects an effect.
+// checkNames refuses annotations with Berth's prefix that Berth does not know, because their author
+// expects an effect.
 func checkNames(annotations map[string]string, wanted []string, more ...string) error {
 	unknown := ""
 	for name := range annotations {

@@ -5,6 +5,6 @@
 // annotation of a bound pod that names its FloatingIPs ([NamesOf]), and the owner of a
 // pod's addresses ([OwnerOf]).
 //
-// The scheduler, the controller, the importer and the node agent share it, so that they
-// read the same. The package does not know which addresses exist, and does no I/O.
+// The scheduler, the controller, the importer and the node agent share this package, so that they
+// read pods in the same way. It does not know which addresses exist, and does no I/O.
 package podrequest

@@ -25,18 +25,20 @@ type Getter func(namespace, name string) (metav1.Object, error)
 // Between finds the objects that stand between a pod and its workload.
 type Between struct{ ReplicaSet, Job, VirtualMachineInstance, StatefulSet, Pod Getter }
 
-// LabelGroup is on pods of a LeaderWorkerSet. Anybody can write it: it only has OwnerOf look.
+// LabelGroup is a label of the pods of a LeaderWorkerSet. Anybody can write it, so OwnerOf only
+// takes it as a hint.
 const LabelGroup = "leaderworkerset.sigs.k8s.io/name"
 
-// OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the
-// CronJob of its Job, the controller of its VirtualMachineInstance, the StatefulSet of its leader, else its own controller. It is the pod itself if the pod has no
-// controller, or if its owner reference names a controller that makes no pods ([MakesPods]). The author
-// of a pod can write any owner reference, so an object in between counts only if it exists
-// with the referenced UID, and the caller must still call [Request.CheckOwner].
+// OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the CronJob of
+// its Job, the controller of its VirtualMachineInstance, the StatefulSet of its leader, or else its
+// own controller. The owner is the pod itself if the pod has no controller, or if its owner
+// reference names a controller that makes no pods ([MakesPods]). The author of a pod can write any
+// owner reference. So an object in between counts only if it exists with the referenced UID, and
+// the caller must still call [Request.CheckOwner].
 func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || !MakesPods(controller.APIVersion, controller.Kind) {
-		// It keeps no addresses for pods, and Berth need not read it.
+		// Such a controller keeps no addresses for pods, and Berth need not read it.
 		return PodItself(pod.Namespace, pod.Name, pod.UID), nil
 	}
 	switch kind := kindOf(controller); {
@@ -46,7 +48,7 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 		// Only a CronJob runs its Jobs again.
 		return behind(pod, controller, find.Job, cronJob)
 	case kind == instance:
-		// The VirtualMachine has the same address when it is started again. Its pods have generated names.
+		// A VirtualMachine gets the same address when it is started again. Its pods have generated names.
 		return behind(pod, controller, find.VirtualMachineInstance, schema.GroupKind{})
 	case kind == statefulSet && pod.Labels[LabelGroup] != "":
 		return leading(pod, controller, find)
@@ -54,9 +56,9 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
 }
 
-// MakesPods returns whether objects of a kind can be workloads. Of Kubernetes' own kinds a few are: another one, such as a
-// Secret, stands in a pod's owner reference only because the pod's author wrote it there. A kind of any other
-// group can be a workload.
+// MakesPods returns whether objects of a kind can be workloads. Only a few kinds of Kubernetes
+// itself can. Another kind, such as a Secret, is in a pod's owner reference only because the pod's
+// author wrote it there. Kinds of all other groups can be workloads.
 func MakesPods(apiVersion, kind string) bool {
 	switch group := schema.FromAPIVersionAndKind(apiVersion, kind).Group; {
 	case group == "":
@@ -66,7 +68,8 @@ func MakesPods(apiVersion, kind string) bool {
 	case group == batchv1.GroupName:
 		return kind == "Job" || kind == "CronJob"
 	default:
-		// Groups of Kubernetes itself have no dot or end with .k8s.io; those of its SIGs' projects end with .x-k8s.io.
+		// The groups of Kubernetes itself have no dot or end with .k8s.io. The groups of its SIGs'
+		// projects end with .x-k8s.io.
 		return strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
 	}
 }
@@ -99,8 +102,8 @@ func SharedBy(workload *metav1.OwnerReference, namespace string) v1alpha1.Owner 
 	}
 }
 
-// behind returns the controller of the pod's controller as the owner, if it is of the only kind that counts, or of any
-// if that is empty; else the pod's controller.
+// behind returns the owner: the controller of the pod's controller, if it is of kind only (empty:
+// of any kind), or else the pod's controller.
 func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, only schema.GroupKind) (v1alpha1.Owner, error) {
 	object, err := referenced(pod, controller, find)
 	if err != nil {
@@ -112,10 +115,11 @@ func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, only sc
 	return SharedBy(controller, pod.Namespace), nil
 }
 
-// referenced returns the object that an owner reference names, on the way from a pod to its workload.
+// referenced returns the object that an owner reference names, on the way from a pod to its
+// workload.
 func referenced(pod *v1.Pod, reference *metav1.OwnerReference, find Getter) (metav1.Object, error) {
 	if find == nil {
-		return nil, fmt.Errorf("find %s %s/%s of the pod: nothing reads this kind here", reference.Kind, pod.Namespace, reference.Name)
+		return nil, fmt.Errorf("find %s %s/%s of the pod: this program does not read objects of this kind", reference.Kind, pod.Namespace, reference.Name)
 	}
 	object, err := find(pod.Namespace, reference.Name)
 	if err != nil {
@@ -127,9 +131,10 @@ func referenced(pod *v1.Pod, reference *metav1.OwnerReference, find Getter) (met
 	return object, nil
 }
 
-// leading returns the StatefulSet of the leader as the owner of a worker's addresses: the leader controls
-// the StatefulSet of its workers, which is made anew when the group restarts (LeaderWorkerSet). A leader's
-// own, and another pod's, is its controller.
+// leading returns the owner of the addresses of a StatefulSet's pod. For a worker of a
+// LeaderWorkerSet it is the StatefulSet of the leader: the leader controls the StatefulSet of its
+// workers, and this StatefulSet is created again when the group restarts. For leaders and other
+// pods the owner is the pod's controller.
 func leading(pod *v1.Pod, controller *metav1.OwnerReference, find Between) (v1alpha1.Owner, error) {
 	own := Controlling(controller, pod.Namespace, pod.Name, "")
 	workers, err := referenced(pod, controller, find.StatefulSet)
@@ -174,11 +179,11 @@ func kindOf(reference *metav1.OwnerReference) schema.GroupKind {
 	return schema.FromAPIVersionAndKind(reference.APIVersion, reference.Kind).GroupKind()
 }
 
-// isNamedByOrdinal reports whether a pod is named as a StatefulSet names its pods, so
-// that its successor will have the same name. A suffix of five of the digits 2456789 is
-// no ordinal: the API server may have generated it for metadata.generateName
-// (SimpleNameGenerator in k8s.io/apiserver/pkg/storage/names draws from these digits and
-// letters, and one suffix in 800 has no letter).
+// isNamedByOrdinal reports whether a pod has a name like a StatefulSet's pod, so that its successor
+// will have the same name. A suffix of five digits, all of 2456789, does not count as an ordinal:
+// the API server may have generated it for metadata.generateName (SimpleNameGenerator in
+// k8s.io/apiserver/pkg/storage/names draws from these digits and letters, and one suffix in 800 has
+// no letter).
 func isNamedByOrdinal(workload, pod string) bool {
 	_, ok := v1alpha1.OrdinalOf(workload, pod)
 	text := strings.TrimPrefix(pod, workload+"-")
@@ -207,9 +212,9 @@ func requiredNode(pod *v1.Pod) string {
 // errNoNode is returned for a DaemonSet's pod that requires no single node.
 var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can be kept for that node")
 
-// CheckOwner refuses an IPClaim as the owner by metadata.ownerReferences, a policy that
-// keeps addresses for a DaemonSet's pod without a node, and failover for a pod that nobody makes
-// again, or not on another node. The error is for the pod's author.
+// CheckOwner refuses three requests: an IPClaim as the owner by metadata.ownerReferences; a policy
+// that keeps addresses for a DaemonSet's pod without a node; failover for a pod that no workload
+// would create again on another node. The error is for the pod's author.
 func (r *Request) CheckOwner(owner *v1alpha1.Owner) error {
 	if owner.IsClaim() {
 		// The claim would own addresses that do not count against its size.
@@ -222,7 +227,7 @@ func (r *Request) CheckOwner(owner *v1alpha1.Owner) error {
 	switch {
 	case !r.Failover:
 	case owner.Kind == "DaemonSet":
-		return fmt.Errorf("annotation %s is not for pods of a DaemonSet, which is to run on this node and no other: remove it", v1alpha1.AnnotationFailover)
+		return fmt.Errorf("annotation %s is not for pods of a DaemonSet, because such a pod runs on its own node only: remove it", v1alpha1.AnnotationFailover)
 	case owner.APIVersion == "v1" && owner.Kind == "Pod":
 		return fmt.Errorf("annotation %s is not for a pod without a workload, which nobody makes again: remove it, or have a StatefulSet or Deployment make the pod", v1alpha1.AnnotationFailover)
 	}

@@ -9,12 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// count returns the quantity of an extended resource that a pod or a pod template
-// requests, from 0 to math.MaxInt64. Containers and restartable init containers
-// (sidecars) run together, so their requests are added. Any other init container runs
-// only with the sidecars before it; the sum of these counts if it is higher. The overhead
-// of a RuntimeClass is added. Pod-level resources (spec.resources) do not count: the API
-// server admits only CPU, memory and huge pages there.
+// count returns the quantity of an extended resource that a pod or a pod template requests, from 0
+// to math.MaxInt64. Containers and restartable init containers (sidecars) run together, so their
+// requests are added. Any other init container runs only with the sidecars before it: the sum of
+// their requests counts if it is higher. The overhead of a RuntimeClass is added. Pod-level
+// resources (spec.resources) do not count: the API server admits only CPU, memory and huge pages
+// there.
 //
 // All parts of Berth must agree on this number: the scheduler reserves it, the agent
 // wires no fewer, and the controller frees any surplus. kube-scheduler, ResourceQuota and

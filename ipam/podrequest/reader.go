@@ -45,12 +45,12 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	return 0, of
 }
 
-// Functions returns the number of virtual functions of network cards that a pod asks kube-scheduler to count.
+// Functions returns the number of virtual functions of network cards that a pod requests.
 func Functions(spec *v1.PodSpec) int64 { return count(spec, v1alpha1.ResourceVF) }
 
-// WithinNode says whether a node has enough for a pod. A node limits addresses only if it
-// advertises one of the resources: limits has these, and used the requests of the
-// pods of the node. The limit counts addresses, under whichever name pods request them.
+// WithinNode says whether a node has enough addresses left for a pod. A node limits addresses only
+// if it advertises one of the resources: limits has the advertised quantities, and used has the
+// requests of the node's pods. The limit applies to the sum of Berth's and Galaxy's resource.
 func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]int64) bool {
 	wanted, _ := r.Requested(spec)
 	if wanted == 0 {
@@ -69,12 +69,14 @@ func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]in
 	return true
 }
 
-// StrayRemedy says what to write where [StrayAnnotation] finds an annotation. A container that has only a request
-// for an extended resource is refused: the API server requires a limit, which then is the request, too.
+// StrayRemedy says what to write if [StrayAnnotation] finds an annotation. It names the limit,
+// because the API server refuses a container with a request for an extended resource and no limit;
+// the limit is also the request.
 const StrayRemedy = `add resources.limits["` + v1alpha1.ResourceIP + `"]: 1 to a container, or remove the annotation`
 
-// StrayAnnotation returns the first annotation of a request on a pod that requests no
-// address, or "". The author of the annotation probably expects an address. Berth's own pods have others.
+// StrayAnnotation returns the first annotation of a request on a pod that requests no address, or
+// "". The author of the annotation probably expects an address. Other annotations of Berth do not
+// count, because Berth's own pods have some of them.
 func StrayAnnotation(pod *v1.Pod) string {
 	for _, name := range asking {
 		if _, ok := pod.Annotations[name]; ok {

@@ -26,8 +26,8 @@ type Request struct {
 	// RetainFor limits how long the policy keeps the addresses. 0 means no limit.
 	RetainFor       time.Duration
 	KeepOnScaleDown bool
-	// Claim is the name of the IPClaim that the addresses come from, or "". The claim
-	// then decides the fields from Policy to KeepOnScaleDown, and the pools.
+	// Claim is the name of the IPClaim that the addresses come from, or "". With a claim, the claim
+	// decides the fields from Policy to KeepOnScaleDown, and the pools.
 	Claim string
 	// Parts has one element for each address of the pod; there is at least one.
 	Parts []Part
@@ -35,8 +35,8 @@ type Request struct {
 	// labels. Empty and nil mean any pool.
 	Pools        []string
 	PoolSelector labels.Selector
-	// Failover says that the pod is moved when its node is lost; AcceptVolumes, that it is
-	// although it may have volumes that one node at a time can mount.
+	// Failover says that the pod is moved when its node is lost. AcceptVolumes allows this even if the
+	// pod has volumes that only one node at a time can mount.
 	Failover, AcceptVolumes bool
 }
 

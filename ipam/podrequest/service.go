@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// ofPodsOnly are annotations that say nothing about a Service.
+// ofPodsOnly are annotations that are not allowed on a Service.
 var ofPodsOnly = []string{
 	v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise,
 }
@@ -23,8 +23,9 @@ var ofServices = append(slices.DeleteFunc(slices.Clone(asking), func(name string
 	return name == v1alpha1.AnnotationFamilies || slices.Contains(ofPodsOnly, name)
 }), v1alpha1.AnnotationShare)
 
-// OfService reads the request of a Service of type LoadBalancer: the annotations of pods, with one part for each of
-// spec.ipFamilies, in their order. It is pure. The error is for the Service's author.
+// OfService reads the request of a Service of type LoadBalancer: the annotations of pods, with one
+// part for each of spec.ipFamilies, in their order. It is pure. The error is for the Service's
+// author.
 func OfService(service *v1.Service) (Request, error) {
 	request := Request{Namespace: service.Namespace, Name: service.Name, UID: string(service.UID), Policy: v1alpha1.ReleasePodDeleted}
 	for _, name := range ofPodsOnly {

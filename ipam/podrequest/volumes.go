@@ -11,9 +11,10 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// CheckVolumes refuses failover for a pod with a volume that one node at a time can mount, unless
-// the pod accepts it. find returns a PersistentVolumeClaim of the pod's namespace. It is called only for a pod that
-// asks for failover, and its error is returned wrapped. Other errors are for the pod's author.
+// CheckVolumes refuses failover for a pod with a volume that only one node at a time can mount,
+// unless the pod accepts this. find returns a PersistentVolumeClaim of the pod's namespace. It is
+// called only for a pod that asks for failover, and its error is returned wrapped. Other errors are
+// for the pod's author.
 func (r *Request) CheckVolumes(pod *v1.Pod, find func(name string) (*v1.PersistentVolumeClaim, error)) error {
 	if !r.Failover || r.AcceptVolumes {
 		return nil
@@ -39,7 +40,7 @@ func (r *Request) CheckVolumes(pod *v1.Pod, find func(name string) (*v1.Persiste
 	return nil
 }
 
-// checkModes refuses a claim that one node at a time can mount.
+// checkModes refuses a claim that only one node at a time can mount.
 func checkModes(claim string, modes []v1.PersistentVolumeAccessMode) error {
 	if slices.ContainsFunc(modes, func(mode v1.PersistentVolumeAccessMode) bool {
 		return mode == v1.ReadWriteMany || mode == v1.ReadOnlyMany
@@ -50,7 +51,8 @@ func checkModes(claim string, modes []v1.PersistentVolumeAccessMode) error {
 		v1alpha1.AnnotationFailover, claim, modes, v1alpha1.AnnotationFailoverVolumes, v1alpha1.FailoverVolumesAccept)
 }
 
-// NamesClaim says whether a volume of the pod is the PersistentVolumeClaim with a name, in the pod's namespace.
+// NamesClaim says whether a volume of the pod is the PersistentVolumeClaim with a name, in the
+// pod's namespace.
 func NamesClaim(pod *v1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(volume v1.Volume) bool {
 		return volume.PersistentVolumeClaim != nil && volume.PersistentVolumeClaim.ClaimName == name

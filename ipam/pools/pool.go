@@ -30,7 +30,7 @@ type Pool struct {
 	RequireSession bool
 	VLAN           int32
 	Disabled       bool
-	// Cooldown is how long a freed address cools down.
+	// Cooldown is how long a freed address stays in cooldown.
 	Cooldown time.Duration
 	// MaxPerNamespace is the number of addresses that one namespace may have. 0 means
 	// no cap.
@@ -46,16 +46,16 @@ type Pool struct {
 	ExternalAssigner bool
 	// ExcludeServices says that addresses of Services of other implementations are reserved.
 	ExcludeServices bool
-	// NodeAddresses says how the pool gives its nodes addresses; nil: it gives them none.
+	// NodeAddresses says how the pool gives its nodes addresses; nil: nodes get no addresses.
 	NodeAddresses *v1alpha1.NodeAddresses
-	// Egress says which pods leave with the addresses of their nodes; nil: none do.
+	// Egress says which pods leave with the addresses of their nodes; nil: no pods.
 	Egress *v1alpha1.Egress
 	// Ranges hold the addresses that Berth may allocate: ascending, disjoint, without
 	// excluded addresses, gateways of other pools and addresses of older pools.
 	Ranges iprange.Set
 
 	listed            string
-	single            iprange.Set // what spec.ranges lists as single addresses
+	single            iprange.Set // the single addresses in spec.ranges
 	nodeSubnets       []netip.Prefix
 	nodeSelector      labels.Selector
 	namespaceSelector labels.Selector
@@ -119,8 +119,8 @@ func (p *Pool) NamespaceSelector() string {
 	return p.namespaceSelector.String()
 }
 
-// Alone compiles a pool without a look at others, so its Ranges include addresses of older pools. The error is
-// for the pool's author.
+// Alone compiles a pool regardless of other pools, so its Ranges include addresses of older pools.
+// The error is for the pool's author.
 func Alone(object *v1alpha1.IPPool) (*Pool, error) { return compile(object) }
 
 func compile(object *v1alpha1.IPPool) (*Pool, error) {
@@ -168,7 +168,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	return pool, pool.compileSelectors(spec)
 }
 
-// compileSelectors reads for which nodes and namespaces the pool is.
+// compileSelectors reads which nodes and namespaces the pool serves.
 func (p *Pool) compileSelectors(spec *v1alpha1.IPPoolSpec) (err error) {
 	for i, text := range spec.NodeSubnets {
 		subnet, err := iprange.ParsePrefix(text)
@@ -190,7 +190,8 @@ func (p *Pool) compileSelectors(spec *v1alpha1.IPPoolSpec) (err error) {
 	return nil
 }
 
-// checkGateway refuses a next hop that no router of the subnet's link can have. It may be outside of the subnet.
+// checkGateway refuses a gateway that cannot be the address of a router on the subnet's link. The
+// gateway may be outside of the subnet.
 func (p *Pool) checkGateway() error {
 	switch {
 	case !p.Gateway.IsValid():
@@ -200,14 +201,15 @@ func (p *Pool) checkGateway() error {
 	case !p.Gateway.IsGlobalUnicast() && !p.Gateway.IsLinkLocalUnicast():
 		return fmt.Errorf("spec.gateway: %s is not the address of one router", p.Gateway)
 	case p.Subnet.IsSingleIP() && p.Gateway == p.Subnet.Addr():
-		return fmt.Errorf("spec.gateway: %s is the only address of the subnet: name another one, of a router on its link", p.Gateway)
+		return fmt.Errorf("spec.gateway: %s is the only address of the subnet: write the address of a router on its link", p.Gateway)
 	case slices.Contains(namesNoHost(p.Subnet), p.Gateway):
 		return fmt.Errorf("spec.gateway: %s is the network or the broadcast address of the subnet %s", p.Gateway, p.Subnet)
 	}
 	return nil
 }
 
-// namesNoHost returns an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), which a /31 does not have (RFC 3021).
+// namesNoHost returns an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3). A /31
+// has neither (RFC 3021).
 func namesNoHost(subnet netip.Prefix) []netip.Addr {
 	if subnet.Addr().Is6() || subnet.Bits() >= 31 {
 		return nil
@@ -215,7 +217,7 @@ func namesNoHost(subnet netip.Prefix) []netip.Addr {
 	return []netip.Addr{subnet.Addr(), iprange.OfPrefix(subnet).Last}
 }
 
-// checkMode refuses what a Routed pool cannot have.
+// checkMode refuses fields that a Routed pool cannot have.
 func (p *Pool) checkMode() error {
 	switch {
 	case p.Routed && p.Gateway.IsValid():
@@ -230,7 +232,7 @@ func (p *Pool) checkMode() error {
 	return nil
 }
 
-// checkEgress refuses an egress that no node can do.
+// checkEgress refuses an egress that no node can carry out.
 func (p *Pool) checkEgress() error {
 	switch {
 	case p.Egress == nil:
@@ -255,10 +257,11 @@ func (p *Pool) checkEgress() error {
 	return nil
 }
 
-// compileRanges applies spec.ranges and spec.exclude. It also leaves out addresses
-// that no pod may have, unless spec.ranges lists one as a single address: the gateway,
-// an IPv4 subnet's network and broadcast addresses, but of a Routed pool, whose subnet is on
-// no link, and an IPv6 subnet's router anycast address (RFC 4291 §2.6.1, but RFC 6164).
+// compileRanges applies spec.ranges and spec.exclude. It also leaves out addresses that no pod may
+// have, unless spec.ranges lists them as single addresses: the gateway, an IPv4 subnet's network
+// and broadcast addresses, and an IPv6 subnet's router anycast address (RFC 4291 §2.6.1; a /127 has
+// none, RFC 6164). The subnet of a Routed pool is on no link, so its network and broadcast
+// addresses are not left out.
 func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	included, err := parseRanges("spec.ranges", spec.Ranges, pool.Subnet)
 	if err != nil {
@@ -306,7 +309,7 @@ func parseRanges(field string, texts []string, subnet netip.Prefix) ([]iprange.R
 	return ranges, nil
 }
 
-// listed shortens a long list of ranges for messages.
+// listed joins ranges for messages. It shortens a long list.
 func listed(ranges []string) string {
 	const most = 4
 	if len(ranges) <= most {

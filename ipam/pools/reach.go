@@ -62,7 +62,8 @@ func (s *Snapshot) Reach(addresses []netip.Addr, nodeLabels labels.Set) *Reach {
 	return NewReach(positions...)
 }
 
-// Reached returns which pools serve one of these nodes, by their position in [Snapshot.Pools].
+// Reached says for each position in [Snapshot.Pools] whether the pool serves at least one of these
+// nodes.
 func (s *Snapshot) Reached(nodes iter.Seq[*v1.Node]) []bool {
 	reached, left := make([]bool, len(s.pools)), len(s.pools)
 	for node := range nodes {
@@ -87,12 +88,12 @@ func (s *Snapshot) WithoutSession(reach *Reach) *Reach {
 	return reach.without(func(position int) bool { return s.pools[position].RequireSession })
 }
 
-// WithoutRouted returns the pools of a reach whose addresses no router leads to their nodes.
+// WithoutRouted returns the pools of a reach with mode Link.
 func (s *Snapshot) WithoutRouted(reach *Reach) *Reach {
 	return reach.without(func(position int) bool { return s.pools[position].Routed })
 }
 
-// without returns the reach itself where nothing is left out.
+// without returns the reach itself if nothing is left out.
 func (r *Reach) without(out func(position int) bool) *Reach {
 	if !slices.ContainsFunc(r.positions, out) {
 		return r
@@ -102,7 +103,7 @@ func (r *Reach) without(out func(position int) bool) *Reach {
 
 // subnetIndex finds pools by their node subnets. Many nodes share few subnets.
 type subnetIndex struct {
-	// none has the pools without node subnets.
+	// none are the pools without node subnets.
 	none  []int
 	pools map[netip.Prefix][]int
 	// lengths has the prefix lengths in use, by address length in bits.

@@ -21,7 +21,7 @@ type Snapshot struct {
 	invalid  map[string]error
 	overlaps map[string][]Overlap
 	subnets  subnetIndex
-	// requireSession: some pool does.
+	// requireSession says that some pool requires a session.
 	requireSession bool
 }
 
@@ -60,7 +60,7 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 	routers := iprange.SetOf(gateways...)
 	for index, pool := range s.pools {
 		s.byName[pool.Name] = index
-		// A gateway outside of its own pool's subnet is in the subnet of another one.
+		// A gateway outside of its own pool's subnet may be in the subnet of another pool.
 		pool.Ranges = pool.Ranges.Without(routers.Without(pool.single))
 		s.home(pool, index)
 		s.subnets.add(pool, index)
@@ -110,7 +110,8 @@ func (s *Snapshot) Invalid(name string) error { return s.invalid[name] }
 // Overlaps returns the addresses that a pool lists but an older pool keeps.
 func (s *Snapshot) Overlaps(name string) []Overlap { return s.overlaps[name] }
 
-// OverlapText says which addresses of a pool older pools keep. It is bounded: pools may overlap in thousands of ranges.
+// OverlapText says which addresses of a pool older pools keep. It is bounded: pools may overlap in
+// thousands of ranges.
 func (s *Snapshot) OverlapText(name string) string {
 	const most = 16
 	overlaps := s.overlaps[name]

@@ -12,10 +12,10 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// take takes the missing addresses. has is the number of all the owner's addresses in the
-// view, even if they count for no want. take returns the reason why addresses are still
-// missing (nil if none are), and when to try again; 0 means at the next event. It fails if
-// goal.Confirm does, and has taken nothing then.
+// take takes the missing addresses. has is the number of all the owner's addresses in the view,
+// even if they count for no want. take returns the reason why addresses are still missing (nil if
+// none are), and when to try again; 0 means at the next event. If goal.Confirm fails, take fails
+// and takes nothing.
 func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*Problem, time.Duration, error) {
 	now := time.Now()
 	if p.generation != goal.Generation {
@@ -27,7 +27,7 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 	a := attempt{taken: Count{}}
 	for i := range goal.Wants {
 		if err := a.take(ctx, by, &goal, &goal.Wants[i]); err != nil {
-			by.End(nil, false) // It is retried, whether an address comes free or not.
+			by.End(nil, false) // It is retried, whether an address becomes free or not.
 			return nil, 0, err
 		}
 	}
@@ -42,8 +42,8 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 	switch {
 	case len(a.problems) > 0:
 		p.failures++
-		// The book may not have seen yet the changes that this watch brought: the claim,
-		// its size, or an address that became free. So the first failure is not shown.
+		// The book may be behind this watch: it may not know the claim, its size, or a freed address yet.
+		// So the first failure is not shown.
 		if a.certain || p.failures > 1 || p.shortage != nil {
 			shortage := joined(a.problems)
 			p.shortage = &shortage
@@ -57,19 +57,18 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 	return nil, 0, nil
 }
 
-// attempt is the result of an attempt.
 type attempt struct {
-	// asked: the API server was asked whether the owner is still as it was. refused is the
-	// error if it is not.
+	// asked says that the API server was asked whether the owner is unchanged. refused is the error if
+	// the owner changed.
 	asked   bool
 	refused error
-	// missing is the number of addresses it was for, taken the number it got.
+	// missing is the number of addresses that the attempt was for, taken the number that it got.
 	missing int
 	taken   Count
-	// lacking are the requests that an address which comes free may help.
+	// lacking are the requests that a freed address may help.
 	lacking []ipam.Request
-	// problems has one element for each failed want. certain says that one of them does
-	// not depend on free addresses.
+	// problems has one element for each failed want. certain says that one of the problems does not
+	// depend on free addresses.
 	problems []Problem
 	certain  bool
 }

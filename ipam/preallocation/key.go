@@ -18,8 +18,8 @@ const (
 	KindEgress = "Egress"
 )
 
-// keyOf returns the key of the owner of an address; ok is false if the owner is of no
-// kind that preallocates.
+// keyOf returns the key of the owner of an address; ok is false if this kind of owner does not
+// preallocate.
 func keyOf(ip *v1alpha1.FloatingIP) (k Key, ok bool) {
 	owner := ip.Spec.Owner
 	switch {

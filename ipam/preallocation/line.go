@@ -20,28 +20,28 @@ type supply interface {
 	IsFree(addr netip.Addr) bool
 }
 
-// line is the owners whose last attempt found too few addresses, in the order of their turn: the one that
-// has got none for the longest comes first. It decides which owner a change wakes. Safe for
-// concurrent use; no method blocks.
+// line has the owners whose last attempt found too few addresses, in the order of their turns: the
+// owner that got no address for the longest time comes first. It decides which owner a change
+// wakes. Safe for concurrent use; no method blocks.
 //
-// A change is offered to one owner at a time: the first that it may help, that is not woken
-// already, and that has not looked since. The next owner's turn is when that owner has looked and
-// the change still stands, so that an owner that cannot use it does not keep it from another. No
-// owner is woken in its look: the change may be an address that its attempt itself reserved in
-// vain, because the API server refused it, and gave back. The owner is woken after the look if it
-// still waits in the line then.
+// A change is offered to one owner at a time: the first owner that it may help, that is not woken
+// already, and that has not looked since. When this owner has looked and the change is still there,
+// it is the next owner's turn. So an owner that cannot use a change does not keep it from others.
+// An owner is not woken during its look: the change may be an address that its own attempt reserved
+// and gave back because the API server refused it. The owner is woken after the look if it still
+// waits in the line.
 type line struct {
 	supply supply
-	// wake has an owner looked at. It is called under the line's lock and does not block.
+	// wake makes the Loop look at an owner. It is called under the line's lock and does not block.
 	wake func(Key)
 
 	mu sync.Mutex
 	// changes counts all changes; it numbers the offers.
 	changes uint64
-	// turns counts the turns that were given.
+	// turns counts the given turns.
 	turns   uint64
 	waiters map[Key]*waiter
-	// order has the waiters by turn.
+	// order has the waiters in the order of their turns.
 	order  []*waiter
 	offers []*offer
 }
@@ -52,8 +52,8 @@ type waiter struct {
 	requests []ipam.Request
 	// seen is line.changes when the last look began.
 	seen uint64
-	// woken: it was woken, and its look has not begun. looking: a look is under way. stays: in
-	// this look it said that it waits.
+	// woken says that the owner was woken and its look has not begun, looking that a look is in
+	// progress, stays that the owner said in this look that it waits.
 	woken, looking, stays bool
 }
 
@@ -61,7 +61,7 @@ type waiter struct {
 type offer struct {
 	ipam.Change
 	number uint64
-	// to is the waiter that was woken for it last; nil: none was.
+	// to is the waiter that was last woken for it; nil: none.
 	to *waiter
 }
 
@@ -71,8 +71,8 @@ func newLine(supply supply, wake func(Key)) *line {
 
 func byTurn(a, b *waiter) int { return cmp.Compare(a.turn, b.turn) }
 
-// begin is called when a look at an owner begins, end when it has ended. An owner that did not
-// say in the look that it waits leaves the line.
+// begin is called when a look at an owner begins, end when the look has ended. If the owner did not
+// say in the look that it waits, it leaves the line.
 func (l *line) begin(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +94,7 @@ func (l *line) end(key Key) {
 	l.offers = slices.DeleteFunc(l.offers, func(o *offer) bool { return !l.pass(o) })
 }
 
-// stay notes in a look at an owner that it waits if it did before.
+// stay notes in a look at an owner that the owner still waits, if it waited before.
 func (l *line) stay(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,8 +103,8 @@ func (l *line) stay(key Key) {
 	}
 }
 
-// try notes in a look at an owner that it begins an attempt to get addresses for these
-// requests. The caller calls wait when the attempt has ended.
+// try notes in a look that the owner begins an attempt to get addresses for these requests. The
+// caller calls wait when the attempt has ended.
 func (l *line) try(key Key, requests []ipam.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,8 +117,9 @@ func (l *line) try(key Key, requests []ipam.Request) {
 	w.requests, w.stays = requests, true
 }
 
-// wait notes in a look at an owner the requests for which it found too few addresses; without
-// any it leaves the line. got: it just got some, so all others of the line come before it now.
+// wait notes in a look the requests for which the owner found too few addresses. Without such
+// requests the owner leaves the line. got says that the owner just got some addresses: then all
+// others of the line come before it.
 func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,7 +146,7 @@ func (l *line) changed(change ipam.Change) {
 	}
 	l.changes++
 	o := &offer{Change: change, number: l.changes}
-	// An address that comes free again while it is offered has one offer.
+	// An address that becomes free again while it is offered has only one offer.
 	if at := slices.IndexFunc(l.offers, func(o *offer) bool { return o.Addr.IsValid() && o.Addr == change.Addr }); at >= 0 {
 		o.to = l.offers[at].to
 		l.offers = slices.Delete(l.offers, at, at+1)
@@ -155,8 +156,8 @@ func (l *line) changed(change ipam.Change) {
 	}
 }
 
-// pass wakes the owner whose turn an offer is. It returns false if the offer is over: the address
-// is not free any more, or nobody who waits is left for it.
+// pass wakes the next owner for an offer. It returns false if the offer is over: the address is not
+// free any more, or there is no owner left to wake.
 func (l *line) pass(o *offer) bool {
 	if o.to != nil && (o.to.woken || o.to.looking) {
 		return true

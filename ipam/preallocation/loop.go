@@ -38,7 +38,7 @@ type Owners interface {
 	// Reconcile reconciles one owner. It returns when to look again; 0 means at the next
 	// event.
 	Reconcile(ctx context.Context, key Key) (again time.Duration, err error)
-	// Affected returns the owners to look at when the addresses of one change.
+	// Affected returns the owners to look at when the addresses of the key's owner change.
 	Affected(key Key) []Key
 	// Keys returns all owners.
 	Keys() []Key
@@ -48,12 +48,12 @@ type Owners interface {
 type Addresses interface {
 	Preallocator
 	supply
-	// OnChange adds a function that is called with every change that may help owners. The function must not block.
+	// OnChange adds a function that is called with every change that may help owners. The function
+	// must not block.
 	OnChange(listener func(ipam.Change))
 }
 
-// Loop reconciles all owners that preallocate: IPClaims, Nodes and Services. One runs at a time:
-// the leader.
+// Loop reconciles all owners that preallocate. Only the leader runs it.
 type Loop struct {
 	preallocator Preallocator
 	ips          cache.Indexer
@@ -93,16 +93,16 @@ func NewLoop(addresses Addresses, seen *view.View, factory informers.SharedInfor
 	)
 }
 
-// Add has the loop reconcile the owners of some kinds. It must not run yet.
+// Add makes the loop reconcile the owners of some kinds. The loop must not run yet.
 func (l *Loop) Add(owners Owners, kinds ...string) {
 	for _, kind := range kinds {
 		l.owners[kind] = owners
 	}
 }
 
-// Watch calls changed with an object's states before and after each event of an informer;
-// nil if it did not exist before, or does not after. The loop begins when the events of the
-// present objects were handled.
+// Watch calls changed with an object's states before and after each event of an informer. before is
+// nil for a new object, after for a deleted one. The loop begins when the events of the present
+// objects have been handled.
 func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(before, after *T)) error {
 	registration, err := informer.AddEventHandler(tombstone.Handler(changed))
 	if err != nil {
@@ -112,7 +112,7 @@ func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(befo
 	return nil
 }
 
-// WatchEach calls seen with an object's states before and after each event of an informer, of which there may be one.
+// WatchEach calls seen with each state of an object, before and after each event of an informer.
 func WatchEach[T any](l *Loop, informer cache.SharedIndexInformer, seen func(*T)) error {
 	return Watch(l, informer, func(before, after *T) {
 		for _, state := range []*T{before, after} {
@@ -123,10 +123,10 @@ func WatchEach[T any](l *Loop, informer cache.SharedIndexInformer, seen func(*T)
 	})
 }
 
-// Enqueue has an owner reconciled soon.
+// Enqueue makes the loop reconcile an owner soon.
 func (l *Loop) Enqueue(key Key) { l.queue.Add(key) }
 
-// EnqueueAfter has an owner reconciled after some time, once for all changes until then.
+// EnqueueAfter makes the loop reconcile an owner after some time, once for all changes until then.
 func (l *Loop) EnqueueAfter(key Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
 
 func (l *Loop) addressChanged(ip *v1alpha1.FloatingIP) {
@@ -137,7 +137,7 @@ func (l *Loop) addressChanged(ip *v1alpha1.FloatingIP) {
 	}
 }
 
-// changed has the owner looked at whose turn it is of those that a change may help, or all if pools changed.
+// changed wakes one owner that a change may help, by its turn, or all owners if pools changed.
 func (l *Loop) changed(change ipam.Change) {
 	if change.Everything {
 		l.each("")
@@ -160,7 +160,7 @@ func (l *Loop) quotaChanged(before, after *v1.ResourceQuota) {
 	l.each(cmp.Or(after, before).Namespace)
 }
 
-// each has the owners of a namespace looked at, or all.
+// each enqueues the owners of a namespace; empty: all owners.
 func (l *Loop) each(namespace string) {
 	seen := map[Owners]bool{}
 	for _, owners := range l.owners {
@@ -181,7 +181,7 @@ func (l *Loop) Addresses(key Key) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](l.ips, byOwner, key.String())
 }
 
-// FloatingIP returns the record of an address from the cache, nil if there is none.
+// FloatingIP returns the record of an address from the cache; nil if there is none.
 func (l *Loop) FloatingIP(address string) *v1alpha1.FloatingIP {
 	addr, err := netip.ParseAddr(address)
 	if err != nil {
@@ -202,9 +202,9 @@ func (l *Loop) Namespace(name string) (*v1.Namespace, error) {
 // Pools returns the pools of this process's view.
 func (l *Loop) Pools() *pools.Snapshot { return l.pools.Snapshot() }
 
-// Take takes the missing addresses of an owner, as [Progress.take] says, but none before the watch
-// has brought what it took last. If there are too few, the owner waits for others to come free,
-// until it is reconciled without Take.
+// Take takes the missing addresses of an owner: see [Progress.take]. It takes none before the watch
+// has brought the addresses that it took last. If there are too few, the owner waits for addresses
+// to become free, until it is reconciled without Take.
 func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
 	l.line.stay(key)
 	if left := p.Unsettled(has, time.Now()); left > 0 {

@@ -24,9 +24,9 @@ const (
 	ReasonNamespaceAtQuota = "NamespaceAtQuota"
 	// ReasonNoSuchPool: no IPPool has the names or labels that the owner asks for.
 	ReasonNoSuchPool = "NoSuchPool"
-	// ReasonNoPoolFits: there are such pools, but none is enabled, admits the namespace,
-	// allows the release policy and retainFor, and has addresses of the family and in the
-	// ranges.
+	// ReasonNoPoolFits: there are such pools, but each of them is disabled, does not admit the
+	// namespace, does not allow the release policy or retainFor, or has no addresses of the family or
+	// in the ranges.
 	ReasonNoPoolFits = "NoPoolFits"
 	// ReasonPreallocationFailed: another error, which is retried.
 	ReasonPreallocationFailed = "PreallocationFailed"
@@ -48,8 +48,8 @@ type Problem struct {
 	Reason, Message string
 }
 
-// NoPool returns the reason why no address can ever serve a request of one part, even if
-// some become free; nil if one can. Pure.
+// NoPool returns the reason why no address can serve a request of one part, even if addresses
+// become free; nil if one can. It is pure.
 func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	shortage := ipam.NoPool(request, snapshot)
 	if shortage == nil {
@@ -58,8 +58,7 @@ func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	return &Problem{reasons[shortage.Cause], shortage.Error()}
 }
 
-// Failed reports whether the reason of a problem needs attention, rather than being work in
-// progress.
+// Failed reports whether the reason of a problem needs attention. Work in progress does not.
 func Failed(reason string) bool {
 	return slices.Contains([]string{
 		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNamespaceAtQuota, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,

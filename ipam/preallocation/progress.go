@@ -23,8 +23,8 @@ const (
 	// AtOnce is the number of addresses of a family that are taken before another owner
 	// has its turn.
 	AtOnce = 64
-	// settling limits the wait for the watch after a write: it never brings addresses
-	// that were freed again at once.
+	// settling limits the wait for the watch after a write: the watch may never bring addresses that
+	// were freed again immediately.
 	settling = 5 * time.Second
 	// patience is the longest time between two attempts.
 	patience = time.Minute
@@ -35,9 +35,9 @@ type Goal struct {
 	// Generation of the owner's object. Failures of another generation do not count.
 	Generation int64
 	Wants      []Want
-	// Confirm asks the API server, and fails if the owner is gone or not as it was when the
-	// goal was made: addresses with the policy Never would stay for it. take calls it when
-	// there is an address to take, before it takes any. Blocking.
+	// Confirm asks the API server, and fails if the owner is gone or has changed since the goal was
+	// made: otherwise addresses with the policy Never would stay for a deleted owner. take calls it if
+	// an address is missing, before it takes any. Blocking.
 	Confirm func(ctx context.Context) error
 }
 
@@ -45,7 +45,7 @@ type Goal struct {
 type Want struct {
 	// Request has no pod, and each part sets the family.
 	Request ipam.Request
-	// Size is how often the request should be met, Has how often it is.
+	// Size is how many times the request should be served, Has how many times it is.
 	Size, Has int
 }
 
@@ -62,7 +62,6 @@ func (w *Want) have() string {
 	return fmt.Sprintf("%d of %d %s addresses", w.Has, w.Size, w.families())
 }
 
-// lacking returns the requests of the wants that lack addresses.
 func (g *Goal) lacking() (requests []ipam.Request) {
 	for i := range g.Wants {
 		if w := &g.Wants[i]; w.Has < w.Size {
@@ -87,41 +86,39 @@ func CountOf(ips []*v1alpha1.FloatingIP) Count {
 // Total returns the number of addresses of both families.
 func (n Count) Total() int { return n[v1alpha1.IPv4] + n[v1alpha1.IPv6] }
 
-// Preallocator meets a request without a pod up to count times. It
-// calls confirm before it takes one, and takes none after an error of confirm. Blocking, safe
-// for concurrent use. With an error, made may be more than 0.
+// Preallocator serves a request without a pod up to count times. It calls confirm before it takes
+// an address, and takes none after an error of confirm. Blocking, safe for concurrent use. With an
+// error, made may be more than 0.
 type Preallocator interface {
 	Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (made int, err error)
 }
 
-// taker has the dependencies of [Progress.take].
 type taker struct {
 	Preallocator Preallocator
 	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
-	// Begin is told the requests of an attempt, before it; End the ones of these that an
-	// address which comes free may help, and whether the owner got some, after it.
+	// Begin is called before an attempt, with its requests. End is called after the attempt, with
+	// those requests that a freed address may help, and whether the owner got addresses.
 	Begin func(requests []ipam.Request)
 	End   func(lacking []ipam.Request, got bool)
 }
 
-// Progress is remembered for one owner between reconciles; losing it is harmless. It is
-// not safe for concurrent use.
+// Progress is the memory of one owner between reconciles. Losing it is harmless. It is not safe for
+// concurrent use.
 type Progress struct {
 	// expected is the number of addresses that the watch should bring before until.
 	expected Count
 	until    time.Time
-	// shortage is the reason why the last attempts failed, for generation; attempted is
-	// the time of the last attempt. failures counts the attempts since one took an
-	// address.
+	// shortage is the reason why the last attempts for generation failed, attempted the time of the
+	// last attempt. failures counts the attempts since the last successful one.
 	shortage   *Problem
 	generation int64
 	attempted  time.Time
 	failures   int
 }
 
-// Unsettled returns how long to wait for the watch, so that nothing is done twice. has is
-// the number of the owner's addresses in the view.
+// Unsettled returns how long to wait for the watch, so that no address is taken twice. has is the
+// number of the owner's addresses in the view.
 func (p *Progress) Unsettled(has Count, now time.Time) time.Duration {
 	left := p.until.Sub(now)
 	for family, n := range p.expected {
@@ -144,14 +141,14 @@ func (p *Progress) Expect(has, more Count, now time.Time) {
 	p.until = now.Add(settling)
 }
 
-// passing reports whether an error needs no attention: the book is not filled yet, or
-// another client took the address.
+// passing reports whether an error is temporary: the book is not filled yet, or another client took
+// the address.
 func passing(err error) bool {
 	return errors.Is(err, ipam.ErrNotSynced) || errors.Is(err, ipam.ErrConflict)
 }
 
-// Shortfall returns the problem to report while no attempt is made: the last attempt's
-// problem, or that preallocation is in progress. Nil if nothing is missing.
+// Shortfall returns the problem to report while no attempt is made: the problem of the last
+// attempt, or ReasonPreallocating. It returns nil if nothing is missing.
 func (p *Progress) Shortfall(goal Goal) *Problem {
 	if p.shortage != nil && p.generation == goal.Generation {
 		return p.shortage

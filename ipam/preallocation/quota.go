@@ -10,9 +10,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// quotaOf returns how many addresses the ResourceQuotas of a namespace allow its pods to
-// request; nil if none says. It ignores quotas with scopes, which are about some pods only.
-// ipam.Preallocate checks the number when it takes an address.
+// quotaOf returns how many addresses the ResourceQuotas of a namespace allow its pods to request;
+// nil if no ResourceQuota limits them. It ignores quotas with scopes, because they are for some
+// pods only. ipam.Preallocate checks the number when it takes an address.
 func quotaOf(quotas corelisters.ResourceQuotaLister, namespace string) *int64 {
 	all, err := quotas.ResourceQuotas(namespace).List(labels.Everything())
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/berth-dev/berth/ipam/locked"
 )
 
-// States has the memory of owners between reconciles, a Progress and a state of their
-// kind; losing it is harmless. The zero value has nothing. Safe for concurrent use. Only the
-// worker that has an owner's key may use its memory.
+// States has the memories of owners between reconciles: a Progress, and a state of type S. Losing
+// it is harmless. The zero value is empty. Safe for concurrent use, but only the worker with an
+// owner's key may use the owner's memory.
 type States[S any] struct{ all locked.Map[Key, *Memory[S]] }
 
 // Memory is the memory of one owner.
@@ -24,8 +24,8 @@ type Memory[S any] struct {
 	uid types.UID
 }
 
-// Of returns the memory of an owner. It is empty at first, and after another object of the
-// same name got the key.
+// Of returns the memory of an owner. The memory is empty at first, and again when a new object with
+// another UID has the key.
 func (s *States[S]) Of(key Key, uid types.UID) *Memory[S] {
 	m, ok := s.all.Get(key)
 	if !ok || m.uid != uid {

@@ -15,11 +15,13 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// adopt returns the record with the pod's present workload as the owner, if the record has another UID of the same kind
-// and name, or the pod itself; else nil. A workload is deleted without its pods (kubectl delete --cascade=orphan), or a
-// backup tool makes a pod without its owner references, and a workload adopts the pod. The author of a pod can write any
-// owner reference, so the workload must exist under that UID. If the workload has an address for the pod's name or
-// node already, the pod's next one gets that.
+// adopt returns a record with the pod's present workload as the owner. It does so if the recorded
+// owner is the pod itself, or a workload of the same kind and name with another UID; otherwise it
+// returns nil. This happens when a workload adopts a pod: the former workload was deleted without
+// its pods (kubectl delete --cascade=orphan), or a backup tool created the pod without owner
+// references. The author of a pod can write any owner reference, so the workload must exist under
+// that UID. If the workload already has an address for the pod's name or node, the pod's successor
+// gets that address.
 func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) (*correction, error) {
 	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || ip.Spec.Owner.IsClaim() {
 		return nil, nil
@@ -58,15 +60,15 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	}, nil
 }
 
-// awaits reports whether it is time to look up, by name, the workload that an address
-// without a pod waits for. Package claims does this for claims, and a pod that takes such
-// an address brings the UID of its workload.
+// awaits reports whether it is time to look up, by name, the workload that an address without a pod
+// waits for. Package claims looks up claims. If a pod takes such an address, the record gets the
+// UID of the pod's workload.
 func awaits(ip *v1alpha1.FloatingIP, now time.Time) bool {
 	return ip.Spec.Pod == nil && ip.Spec.Owner.IsAwaited() && !ip.Spec.Owner.IsClaim() && needsOwner(&ip.Spec) && keptFor(&ip.Spec, now) == 0
 }
 
-// findAwaited returns the record with the UID of the workload that an address waits for,
-// or nil if the workload does not exist.
+// findAwaited returns a record with the UID of the workload that an address waits for, or nil if
+// the workload does not exist.
 func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (*correction, error) {
 	uid, err := r.owners.customs.UIDOf(ctx, ip.Spec.Owner)
 	if err != nil {

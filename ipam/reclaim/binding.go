@@ -16,19 +16,22 @@ type bindingOf int
 const (
 	// itsOwn: the pod has the address, or may still be bound with it.
 	itsOwn bindingOf = iota
-	// misplaced: the pod has it, but the record names another node.
+	// misplaced: the pod has the address, but the record names another node.
 	misplaced
 	// leftover: one attempt to schedule the pod took the address, and a later attempt or
 	// another scheduler bound the pod with others.
 	leftover
 )
 
-// classify returns the relation of an address to the live pod that it records; recorded
-// are all addresses that record the pod. The pod's annotation says nothing: a user may change it.
+// classify returns the relation of an address to the live pod that it records. recorded are all
+// addresses that record the pod. classify ignores the pod's annotation, because a user may change
+// it.
 //
-// Nothing is a leftover before the kubelet has told the pod's IPs, nor if it is one of them. An address of the
-// pod's node is one if as many others as the pod requests are among the IPs: of several addresses of one family
-// the kubelet tells the first only. An address of another node is one if the pod has all its addresses on its own.
+// An address is a leftover only after the kubelet has written the pod's IPs, and if it is not one
+// of them. An address recorded for the pod's node is a leftover if the IPs have as many other
+// recorded addresses as the pod requests. (Of several addresses of one family the kubelet writes
+// only the first.) An address recorded for another node is a leftover if the pod has all its
+// addresses on its own node.
 func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.FloatingIP) bindingOf {
 	here, told := int64(0), int64(0)
 	for _, other := range recorded {
@@ -57,8 +60,8 @@ func isTold(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.PodIPs, func(told v1.PodIP) bool { return told.IP == ip.Spec.Address })
 }
 
-// superseded reports whether the address is kept for a pod name and a live pod of that
-// name is bound with others: as many as it requests record it on its node. find returns the live
+// superseded reports whether the address is kept for a pod name, and a live pod of that name is
+// bound with other addresses: as many as it requests record it on its node. find returns the live
 // pod of an address, or nil, and all addresses that record the pod.
 func superseded(ip *v1alpha1.FloatingIP, siblings []*v1alpha1.FloatingIP, find func(*v1alpha1.FloatingIP) (pod *v1.Pod, recorded []*v1alpha1.FloatingIP)) bool {
 	if ip.Spec.Owner.PodName == "" {

@@ -15,13 +15,14 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// The cooldown of an address begins where giveBack decides it (verdict.go), or where another client
-// deletes its FloatingIP (deletions.go), and ends where endCooldown decides it. Meanwhile the book of
-// each scheduler gives the address to no pod (ipam/allocator, Cooling in record.go; after such a
-// deletion ipam/deletions.go). An address that its last node may still carry rests in the same way
-// until that node has stopped (lastnode.go); pods of the owner's namespace may have it.
+// The cooldown of an address begins when giveBack decides so (verdict.go), or when another client
+// deletes its FloatingIP (deletions.go). It ends when endCooldown decides so. Meanwhile the book of
+// each scheduler gives the address to no pod (Cooling in ipam/allocator/record.go; after a deletion
+// ipam/deletions.go). An address that its last node may still carry is in cooldown in the same way
+// until that node has stopped (lastnode.go), but pods of the owner's namespace may have it.
 
-// resting returns the spec of an address that rests since a time. last is the node that may carry it.
+// resting returns the spec of an address that is in cooldown since a time. last is the node that
+// may still carry the address.
 func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time, last *v1alpha1.NodeReference) v1alpha1.FloatingIPSpec {
 	rest := v1alpha1.FloatingIPSpec{
 		Address: spec.Address, Pool: spec.Pool, ReleasedAt: &since, LastPod: lastPod(spec), LastNode: last,
@@ -33,11 +34,13 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time, last *v1alpha1.No
 	return rest
 }
 
-// aheadAtMost is how far the clock of the program that wrote a record may be ahead of this one's.
+// aheadAtMost is how far the clock of the program that wrote a record may be ahead of this
+// program's clock.
 const aheadAtMost = time.Minute
 
-// correctTimes returns the record of an address without a pod that was freed, or has been kept, since a time in the
-// future, as if it was now: a clock that was a year ahead keeps no address for a year. nil: its times are right.
+// correctTimes replaces times in the future in the record of an address without a pod by the
+// present time. So a clock that was a year ahead does not keep an address for a year. It returns
+// nil if the times are right.
 func correctTimes(ip *v1alpha1.FloatingIP, now time.Time) *correction {
 	ahead := func(t *metav1.Time) bool { return t != nil && t.Sub(now) > aheadAtMost }
 	if ip.Spec.Pod != nil || !ahead(ip.Spec.ReleasedAt) && !ahead(ip.Spec.Since) {
@@ -62,7 +65,8 @@ func (r *Reclaimer) pool(ip *v1alpha1.FloatingIP) *v1alpha1.IPPool {
 // cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
 func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration { return cooldownOf(r.pool(ip)) }
 
-// poolNow returns the address's pool from the API server; an empty one if it is gone, or the record names none.
+// poolNow returns the address's pool from the API server; an empty one if it is gone, or the record
+// names none.
 func (r *Reclaimer) poolNow(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.IPPool, error) {
 	if ip.Spec.Pool == "" {
 		return &v1alpha1.IPPool{}, nil

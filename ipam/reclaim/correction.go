@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
-// correction is a new record of an address that stays with its owner.
+// correction is a new record of an address that keeps its owner.
 type correction struct {
 	spec *v1alpha1.FloatingIPSpec
 	// did and about are logged after the write.
@@ -27,7 +27,6 @@ type correction struct {
 	pod     *v1.Pod
 }
 
-// correct writes a correction.
 func (r *Reclaimer) correct(ctx context.Context, ip *v1alpha1.FloatingIP, c *correction) error {
 	if _, err := r.ips.Update(ctx, ip, *c.spec); err != nil {
 		return err
@@ -39,8 +38,8 @@ func (r *Reclaimer) correct(ctx context.Context, ip *v1alpha1.FloatingIP, c *cor
 	return nil
 }
 
-// correctNode returns the record with the pod's actual node. A slow scheduler wrote the
-// node that it had chosen, after another scheduler had bound the pod.
+// correctNode returns the record with the pod's actual node. The record is wrong if a slow
+// scheduler wrote its choice after another scheduler had bound the pod.
 func correctNode(ip *v1alpha1.FloatingIP, pod *v1.Pod) *correction {
 	spec := ip.Spec.DeepCopy()
 	spec.Node = pod.Spec.NodeName
@@ -57,7 +56,7 @@ func correctNode(ip *v1alpha1.FloatingIP, pod *v1.Pod) *correction {
 // apply carries out a decision about an address without a live pod.
 func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situation, a action, mayDetach bool) error {
 	if ip.Spec.Owner != nil && a != keep && yields(ip) {
-		// If one is surplus, the next may be, and no event enqueues it.
+		// If one address is surplus, the next may be surplus, too, and no event enqueues it.
 		if next := r.rankings.nextYielding(ip); next != "" {
 			r.queue.Add(next)
 		}
@@ -66,7 +65,8 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 		return r.leaveNode(ctx, ip, s, a, mayDetach)
 	}
 	because := why(&ip.Spec, s, a)
-	// An address whose pod is gone is ranked as one with a pod, and counts for others until it leaves.
+	// An address whose pod is gone still ranks like an address with a pod, and counts for others until
+	// it leaves the ranking.
 	if a == retain || s.at.family == "" || !yieldsWithoutPod(ip) {
 		return r.write(ctx, ip, s, a, because)
 	}
@@ -80,8 +80,8 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 	return nil
 }
 
-// mustDetach reports whether the external assigner has to detach an address before the
-// action, or although it is kept.
+// mustDetach reports whether the external assigner must detach an address before the action, even
+// if the owner keeps the address.
 func mustDetach(ip *v1alpha1.FloatingIP, a action) bool {
 	return ip.Spec.ExternallyAssigned && (a != keep || ip.Spec.Pod == nil)
 }
@@ -113,7 +113,7 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 		return err
 	}
 	if ip.Spec.Owner == nil {
-		klog.FromContext(ctx).V(2).Info("Ended the rest of a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
+		klog.FromContext(ctx).V(2).Info("Ended the cooldown of a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
 		return nil
 	}
 	if a == retain {
@@ -133,11 +133,11 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 	return nil
 }
 
-// leaveNode has the external assigner detach an address before it is released or
-// retained. It first writes that no pod has the address. From this write until the
-// address is recorded as detached, the scheduler gives it to no pod: otherwise a delayed
-// Detach could take it from a new pod on the same node. An unused address keeps an empty
-// LastPod, so that it is still known as unused after it is detached.
+// leaveNode asks the external assigner to detach an address before the address is freed or
+// retained. It first writes that no pod has the address. From this write until the address is
+// recorded as detached, the scheduler gives the address to no pod: otherwise a delayed Detach could
+// take it from a new pod on the same node. An unused address keeps an empty LastPod, so it is still
+// known as unused after it is detached.
 func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s situation, then action, mayDetach bool) error {
 	if ip.Spec.Pod != nil {
 		spec := ip.Spec.DeepCopy()
@@ -163,8 +163,8 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 	return r.write(ctx, ip, s, then, why(&ip.Spec, s, then))
 }
 
-// detach has the external assigner detach an address from its node. If it fails, nothing changes, and it
-// is retried but for errNoAssigner.
+// detach asks the external assigner to detach an address from its node. A failure changes nothing
+// and is retried, except errNoAssigner.
 func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) error {
 	if r.detacher == nil {
 		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)

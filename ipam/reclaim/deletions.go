@@ -18,13 +18,13 @@ import (
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
-// deletions has the addresses that another client freed by deleting their FloatingIP, so
-// that their rest must be recorded in a new one. Until then, schedulers that saw the
-// deletion give the addresses to no pod. Safe for concurrent use.
+// deletions has the addresses that another client freed by deleting their FloatingIPs. Their
+// cooldown must be recorded in new FloatingIPs. Until then, schedulers that saw the deletion give
+// the addresses to no pod. Safe for concurrent use.
 type deletions struct {
 	locked.Map[string, deletion] // by FloatingIP
-	// most is how many there may be before the ones whose rest is over are forgotten: a replica that does
-	// not lead handles none.
+	// most is how many there may be before those whose cooldown is over are forgotten: a replica that
+	// does not lead handles none of them.
 	most int
 }
 
@@ -50,7 +50,7 @@ func (c *deletions) names() (names []string) {
 	return names
 }
 
-// rest records the rest of an address after its FloatingIP was deleted.
+// rest records the cooldown of an address after its FloatingIP was deleted.
 func (r *Reclaimer) rest(ctx context.Context, name string) error {
 	deleted, ok := r.deletions.Get(name)
 	if !ok {

@@ -15,20 +15,21 @@ import (
 	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
-// facts are the outcome of gather: a situation to decide about, or none.
+// facts are the result of gather. They have a situation to decide about, unless settled or
+// correction is set.
 type facts struct {
 	situation situation
-	// settled: there is nothing to decide before the next event, because a live pod has
-	// the address or the record has changed.
+	// settled says that there is nothing to decide before the next event, because a live pod has the
+	// address or the record has changed.
 	settled bool
 	// correction replaces the record; its event triggers another look. nil: none.
 	correction *correction
-	// unread is the error with which situation.unknown was set.
+	// unread is the error that made the owner unknown (situation.unknown).
 	unread error
 }
 
-// gather reads all that a decision about one address needs, and writes nothing. It asks
-// the API server before a cache alone would free the address.
+// gather reads everything that a decision about one address needs, and writes nothing. It asks the
+// API server if the address would otherwise be freed by a cache alone.
 func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts, error) {
 	pool := r.pool(ip)
 	s := situation{
@@ -68,7 +69,7 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 	}
 	s.lastNode = ip.Spec.LastNode
 	if ip.Spec.Pod != nil || !ip.Spec.ExternallyAssigned { // else leaveNode has noted it
-		// A live pod is here if it runs with other addresses.
+		// A live pod gets here only if it runs with other addresses.
 		s.lastNode = lastnode.After(s.lastNode, ip.Spec.Node, stopped || pod != nil, r.nodeOf)
 	}
 	correction, err := r.gatherPlace(ctx, ip, &s)
@@ -77,15 +78,15 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 	}
 	known, err := r.assess(ctx, ip, podExists, &s)
 	if err != nil && ip.Spec.RetainFor != nil && !ip.Spec.Owner.IsClaim() {
-		// retainFor runs although the owner is unknown.
+		// retainFor counts even while the owner is unknown.
 		s.unknown = true
 		return facts{situation: s, unread: err}, nil
 	}
 	return facts{situation: s, settled: !known}, err
 }
 
-// isUnusedBy reports whether no pod ever had an address without a live pod of its own.
-// pod is the live pod that it records and that runs with other addresses, or nil.
+// isUnusedBy reports whether no pod ever ran with an address. pod is the live pod that the address
+// records and that runs with other addresses, or nil.
 func (r *Reclaimer) isUnusedBy(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
 	switch {
 	case !isNew(ip):
@@ -125,10 +126,10 @@ func (r *Reclaimer) gatherPlace(ctx context.Context, ip *v1alpha1.FloatingIP, s 
 // had it before, and no IPClaim.
 func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 
-// assess adds the owner's state to s, for the decision about an address without a pod. It
-// asks the API server before it concludes that a workload does not want the address,
-// because a cache may be older than the address. If known is false, the address has
-// changed and its event will trigger another look.
+// assess adds the owner's state to s, for the decision about an address without a pod. It asks the
+// API server before it concludes that a workload does not want the address, because a cache may be
+// older than the address. If known is false, the address has changed, and its event will trigger
+// another look.
 func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
 	if s.unused || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
 		return true, nil
@@ -163,12 +164,13 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 	return true, nil
 }
 
-// numbersItself reports whether an owner's pods may have any numbers in their names.
+// numbersItself reports whether an owner may number its pods in any way.
 func numbersItself(owner *v1alpha1.Owner) bool {
 	return owner.PodName != "" && !isPod(owner) && owner.Kind != "StatefulSet"
 }
 
-// namesBefore returns the number of pod names of the owner before the one of an address without a pod.
+// namesBefore returns how many pod names of the owner come before the pod name of an address
+// without a pod.
 func (r *Reclaimer) namesBefore(ip *v1alpha1.FloatingIP) int64 {
 	owner := ip.Spec.Owner
 	if !numbersItself(owner) {

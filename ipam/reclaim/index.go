@@ -33,10 +33,10 @@ const (
 	byNode = "ownerNode"
 	// byNamespace has the addresses of owners in a namespace.
 	byNamespace = "ownerNamespace"
-	// byLastNode has the addresses at rest that a node may still carry.
+	// byLastNode has the addresses in cooldown that a node may still carry.
 	byLastNode = "lastNode"
-	// byPool has the addresses that depend on a field of the pool: they cool down, are an IPClaim's
-	// with a retainFor, or are of Nodes.
+	// byPool has the addresses that depend on a field of the pool: addresses in cooldown, addresses of
+	// an IPClaim with a retainFor, and addresses of Nodes.
 	byPool = "byPool"
 )
 
@@ -101,7 +101,6 @@ func ownerKey(kind, namespace, name string) string { return kind + "/" + namespa
 
 func podKey(namespace, name string) string { return namespace + "/" + name }
 
-// indexed returns the addresses of an index key, as the cache has them.
 func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](r.index, index, key)
 }
@@ -192,31 +191,33 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 	}
 }
 
-// podEnd is the deletion of a pod: whether it was bound, and when its event came. Safe for concurrent use.
+// podEnd is the deletion of a pod: whether it was bound, and when its event came. Safe for
+// concurrent use.
 type podEnd struct {
 	bound bool
 	at    time.Time
 
 	mu sync.Mutex
-	// doubted: the API server has to be asked.
+	// doubted says that the API server must be asked.
 	doubted bool
-	// told are the names of addresses for which it counted.
+	// told are the names of addresses for which the deletion has counted.
 	told map[string]bool
 }
 
-// doubt has the API server asked from now on.
+// doubt makes every later decision ask the API server.
 func (e *podEnd) doubt() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.doubted = true
 }
 
-// believed is how long a deletion that the watch told counts without a question to the API server.
+// believed is how long a deletion event of the watch counts without a question to the API server.
 const believed = 30 * time.Second
 
-// counts returns whether the deletion counts for an address without a question to the API server: once, at the look that its
-// event brings about. If a backup of etcd is restored afterwards, the pod may be there again, and the FloatingIP be known before
-// the pod is. If the first look could not write, because the API server was away, a backup may have been restored meanwhile, too.
+// counts returns whether the deletion counts for an address without a question to the API server.
+// It counts once, at the look that its event triggers. The API server may be restored from a backup
+// after this look, or before a second look if the first could not write. Then the pod may exist
+// again, and this process may see the FloatingIP before the pod.
 func (e *podEnd) counts(name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -228,9 +229,11 @@ func (e *podEnd) counts(name string) bool {
 	return first
 }
 
-// addressHandler has the end of a FloatingIP's pod asked for where the FloatingIP comes by a list, or is older than before: a
-// backup of etcd may have been restored, and the pod be there again. It notes deleted FloatingIPs with a rest that has not
-// begun. Of deletions only a real event counts: with a tombstone after a broken watch, the address may have cooled down already.
+// addressHandler makes decisions ask the API server about a FloatingIP's pod if the FloatingIP
+// comes from a list, or in an older version than before: a backup of etcd may have been restored,
+// and the pod may exist again. It also notes deleted FloatingIPs whose address must go into
+// cooldown. Only a real deletion event counts: with a tombstone after a broken watch, the cooldown
+// may be over already.
 func (r *Reclaimer) addressHandler() cache.ResourceEventHandler {
 	changed := func(ip *v1alpha1.FloatingIP, again bool) {
 		if again && ip.Spec.Pod != nil {
@@ -289,8 +292,8 @@ func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEvent
 	}
 }
 
-// noteStop notes whether the node of a pod has stopped carrying its addresses. It does so also before
-// the pod is deleted: the cache loses a deleted pod before the event comes.
+// noteStop notes whether the node of a pod has stopped carrying the pod's addresses. It is also
+// called before the pod is deleted, because a deleted pod leaves the cache before the event comes.
 func (r *Reclaimer) noteStop(pod *v1.Pod, stopped bool) {
 	switch {
 	case !stopped:
@@ -341,8 +344,9 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 	}
 }
 
-// addressChanged also enqueues the other addresses of the pod and of the pod name, and
-// the lowest-ranked addresses of the owner or those of its names without pods, because they may be surplus now.
+// addressChanged also enqueues the other addresses of the pod and of the pod name. It enqueues the
+// lowest-ranked addresses of the owner, or the addresses of its pod names without pods, because
+// they may be surplus now.
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone || ip.Spec.Owner != nil {
 		r.left.Delete(ip.Name)
@@ -408,8 +412,9 @@ func (r *Reclaimer) workloadChanged(kind string) func(object metav1.Object, gone
 	return func(object metav1.Object, _ bool) { r.ownerChanged(kind, object.GetNamespace(), object.GetName()) }
 }
 
-// controlled handles objects that stand between pods and their workload. It also enqueues the addresses of the object's
-// controller, which may have adopted it, but not at each step of a rolling update, which scales the object.
+// controlled handles objects that stand between pods and their workload. It also enqueues the
+// addresses of the object's controller, because the controller may have adopted the object. It does
+// not do this at each step of a rolling update, which scales the object.
 func (r *Reclaimer) controlled(kind string, matters func(before, after metav1.Object) bool) cache.ResourceEventHandler {
 	changed := func(object metav1.Object, owned bool) {
 		r.ownerChanged(kind, object.GetNamespace(), object.GetName())

@@ -17,15 +17,16 @@ import (
 	"github.com/berth-dev/berth/ipam/standby"
 )
 
-// An address at rest whose last node may carry it waits for the node's agent. There is one question for
-// a node and all its addresses, in a queue of its own: the first at once, the next ones ever later, up
-// to once a minute ([newQueue]). As many are asked at the same time as the reclaimer has workers.
+// An address in cooldown that its last node may still carry waits for the node's agent. One
+// question to the agent is about all such addresses of the node. The questions have their own
+// queue: the first question is immediate, the next ones follow at growing intervals of up to a
+// minute ([newQueue]). The reclaimer asks as many nodes at the same time as it has workers.
 
 // askFor limits one question to an agent, which answers from memory.
 const askFor = 5 * time.Second
 
-// tellAfter is how many questions about a node stay without the answer that its addresses wait for
-// before events tell it: seconds.
+// tellAfter is the number of questions without the needed answer after which the addresses get
+// events. It takes some seconds.
 const tellAfter = 7
 
 // hasLeft reports whether the agent of an address's last node said that the node does not carry it.
@@ -43,8 +44,8 @@ func (r *Reclaimer) nodeOf(name string) *v1.Node {
 	return node
 }
 
-// gatherRest adds to s what ends the rest of an address without an owner. It asks nobody before
-// the cooldown is over.
+// gatherRest adds to s the facts that end the cooldown of an address without an owner. It asks no
+// agent before the cooldown of the pool is over.
 func (r *Reclaimer) gatherRest(ctx context.Context, ip *v1alpha1.FloatingIP, s *situation) (err error) {
 	if decide(&ip.Spec, *s).action != free {
 		return nil
@@ -60,14 +61,14 @@ func (r *Reclaimer) gatherRest(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 		}
 		return err
 	}
-	if r.agents != nil && r.questions.NumRequeues(ip.Spec.LastNode.Name) == 0 { // else it is asked soon
+	if r.agents != nil && r.questions.NumRequeues(ip.Spec.LastNode.Name) == 0 { // otherwise a question is already planned
 		r.questions.Add(ip.Spec.LastNode.Name)
 	}
 	return nil
 }
 
-// mayBeCarried reports whether the last node of an address at rest may still carry it. It asks the API
-// server before it believes that a Node is gone.
+// mayBeCarried reports whether the last node of an address in cooldown may still carry it. It asks
+// the API server before it believes that a Node is gone.
 func (r *Reclaimer) mayBeCarried(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	last := ip.Spec.LastNode
 	if last == nil || r.hasLeft(ip) {
@@ -99,13 +100,13 @@ func (r *Reclaimer) nextQuestion(ctx context.Context) bool {
 	return true
 }
 
-// errCarried is the answer of an agent about an address that its node carries.
+// errCarried says that, by its agent, the node still carries an address.
 var errCarried = errors.New("the agent says that the node still carries it")
 
-// ask asks the agent of a node about all addresses that rest for it, and enqueues the ones that can be
-// freed. It reports whether no address needs another answer.
+// ask asks the agent of a node about all addresses that are in cooldown for it, and enqueues the
+// addresses that can be freed. done is true if no address needs another answer.
 func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
-	// Who rests before the question was asked, and by the Node as it was then.
+	// The addresses and the Node are read before the question: the answer counts only for these.
 	node := r.nodeOf(name)
 	var waiting []*v1alpha1.FloatingIP
 	for _, ip := range r.indexed(byLastNode, name) {
@@ -132,7 +133,8 @@ func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 		case slices.Contains(carried, ip.Addr()):
 			problem = errCarried
 		case lastnode.IsOff(ip.Spec.LastNode, after):
-			// The answer may be of a machine that took over the name. The change of the Node enqueued the address.
+			// The answer may come from a machine that took over the name. The change of the Node enqueued
+			// the address.
 			continue
 		}
 		if problem == nil {
@@ -149,7 +151,7 @@ func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 	return done
 }
 
-// restText says why an address at rest for its last node is given to nobody.
+// restText says why an address is still in cooldown for its last node.
 func (r *Reclaimer) restText(ip *v1alpha1.FloatingIP) string {
 	return lastnode.Text(ip.Spec.Address, ip.Spec.LastNode.Name, lastnode.Until(ip.Spec.ReleasedAt.Time, r.cooldown(ip)))
 }

@@ -46,7 +46,7 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 		}),
 		pending: metrics.NewGauge(&metrics.GaugeOpts{
 			Subsystem: subsystem, Name: "oldest_pending_seconds",
-			Help:           "For how long the controller has tried to free or keep some address and failed, of the oldest such address; 0 if there is none.",
+			Help:           "Age of the oldest decision to free or keep an address that the controller could not carry out yet; 0 if there is none.",
 			StabilityLevel: metrics.ALPHA,
 		}),
 	}

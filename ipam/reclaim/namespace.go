@@ -47,9 +47,9 @@ func (r *Reclaimer) bind(ip *v1alpha1.FloatingIP, spec *v1alpha1.FloatingIPSpec)
 	}
 }
 
-// endWait returns the record of a restored address whose wait for its owner or its
-// namespace is over, bound to the namespace that has the name now. nil: it still waits, or
-// never did.
+// endWait returns a new record of a restored address whose wait for its owner or its namespace is
+// over: the record has the UID of the namespace that has the name now. It returns nil if the
+// address still waits, or never waited.
 func (r *Reclaimer) endWait(ip *v1alpha1.FloatingIP) *correction {
 	if ip.NamespaceUID() != v1alpha1.NilUID {
 		return nil

@@ -18,15 +18,15 @@ import (
 type nodeClaim int
 
 const (
-	// unwanted: its pool gives the node no address any more, or the Node is gone.
+	// unwanted: the pool gives the node no address any more, or the Node is gone.
 	unwanted nodeClaim = iota
-	// keptByName: the same, and the pool keeps the address for a node of that name.
+	// keptByName: as unwanted, but the pool keeps the address for a node of that name.
 	keptByName
-	// wanted: its pool gives the node an address.
+	// wanted: the pool gives the node an address.
 	wanted
 )
 
-// decideNode applies the rules to an address whose owner is a Node, which no pod gets meanwhile.
+// decideNode applies the rules to an address whose owner is a Node.
 func decideNode(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if left := keptFor(spec, s.now); left > 0 && s.node != wanted {
 		return verdict{again: left}
@@ -43,8 +43,8 @@ func decideNode(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return giveBack(spec, s)
 }
 
-// gatherNode adds to s what decides about an address whose owner is a Node. It asks the API server before a cache
-// alone would take the address from the node.
+// gatherNode adds to s the facts about an address whose owner is a Node. It asks the API server if
+// the node would otherwise lose the address by a cache alone.
 func (r *Reclaimer) gatherNode(ctx context.Context, ip *v1alpha1.FloatingIP, s *situation) error {
 	s.lastNode = lastnode.After(ip.Spec.LastNode, ip.Spec.Node, false, r.nodeOf)
 	if r.hasElder(ip) {
@@ -66,7 +66,8 @@ func (r *Reclaimer) gatherNode(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 	return err
 }
 
-// nodeClaimOf returns the claim of a Node, nil if there is none, to an address of a pool.
+// nodeClaimOf returns the claim of a Node to an address of a pool. node is nil if the Node does not
+// exist.
 func nodeClaimOf(ip *v1alpha1.FloatingIP, object *v1alpha1.IPPool, node *v1.Node) (nodeClaim, error) {
 	terms := object.Spec.NodeAddresses
 	if terms == nil {
@@ -87,7 +88,8 @@ func nodeClaimOf(ip *v1alpha1.FloatingIP, object *v1alpha1.IPPool, node *v1.Node
 	return unwanted, nil
 }
 
-// hasElder reports whether the node has an older address of the same pool: two controllers took one at once.
+// hasElder reports whether the node has an older address of the same pool, because two controllers
+// took an address at the same time.
 func (r *Reclaimer) hasElder(ip *v1alpha1.FloatingIP) bool {
 	return slices.ContainsFunc(r.rankings.members(ip.Spec.Owner), func(other *v1alpha1.FloatingIP) bool {
 		return other.Spec.Pool == ip.Spec.Pool && older(other, ip) < 0

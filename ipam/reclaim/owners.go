@@ -64,8 +64,8 @@ func (r *Reclaimer) Between() podrequest.Between {
 	}
 }
 
-// find looks an owner up. live says that the answer is not from a cache; with fresh it
-// never is. Blocking.
+// find looks an owner up. live says that the answer is not from a cache. With fresh, find does not
+// use the cache. Blocking.
 func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, live bool, err error) {
 	if owner.IsClaim() {
 		return o.claim(ctx, owner, fresh)
@@ -88,8 +88,9 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	return w, live, nil
 }
 
-// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one node, and how many
-// addresses a pod of its template has. Blocking; with fresh, the answer is not from a cache.
+// Size returns for how many pods a workload keeps shared addresses (for a DaemonSet: on one node),
+// and how many addresses a pod of its template has. Blocking. With fresh, the answer is not from a
+// cache.
 func (r *Reclaimer) Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (size fixedset.Size, each int64, err error) {
 	w, _, err := r.owners.find(ctx, owner, fresh)
 	switch {
@@ -101,7 +102,8 @@ func (r *Reclaimer) Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool)
 	return fixedset.Size{Replicas: w.replicas, Spare: w.spare, Unlimited: w.oldestFirst || w.unbounded, Partial: w.partial}, w.each.Total, nil
 }
 
-// Owned returns the addresses that are recorded under the name of a workload, as the cache has them.
+// Owned returns the addresses that are recorded under the name of a workload, as the cache has
+// them.
 func (r *Reclaimer) Owned(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	return r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
 }
@@ -161,7 +163,8 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || cron == nil {
 			return workload{}, nil, live, err
 		}
-		// The addresses of one run are kept, also between runs, and while it is suspended: people run such ones by hand.
+		// The addresses of one run are kept, also between runs and while the CronJob is suspended,
+		// because people start runs of suspended CronJobs by hand.
 		job := &cron.Spec.JobTemplate.Spec
 		return workload{exists: exists(cron), replicas: int64(ptr.Deref(job.Parallelism, 1)), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
@@ -182,18 +185,20 @@ func ofCustom(read *customkind.Workload) workload {
 	}
 }
 
-// isPassing reports whether a workload may change without a new generation in a way that
-// matters: it no longer wants its addresses when its update is done.
+// isPassing reports whether a workload may give up addresses without a new generation, because its
+// update is done.
 func isPassing(read *customkind.Workload) bool {
 	return read.Updating && read.Template != nil && asksForNone(read.Template)
 }
 
-// sharing returns a workload with a fixed set: any of its pods can take any address.
+// sharing returns a workload with a fixed set: any pod of the workload can take any of its
+// addresses.
 func sharing(object metav1.Object, size fixedset.Size) workload {
 	return workload{exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited}
 }
 
-// service finds a Service, which wants its addresses while it exists. Without the right to read Services, each exists.
+// service finds a Service. A Service wants its addresses while it exists. Without the right to read
+// Services, every Service counts as existing.
 func (o *owners) service(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {
 	if o.services == nil {
 		return workload{exists: true, unbounded: true}, true, nil
@@ -220,9 +225,9 @@ func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 	return w, live, nil
 }
 
-// belongs reports whether pods of a template belong on a node: the node exists and
-// matches their node selector and affinity. Taints are ignored: they keep pods away only
-// for a time. Pods of an unknown (nil) template belong on every node.
+// belongs reports whether pods of a template belong on a node: the node exists and matches their
+// node selector and affinity. Taints are ignored, because they keep pods away only for a time. Pods
+// of an unknown (nil) template belong on every node.
 func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTemplateSpec, fresh bool) (belongs, live bool, err error) {
 	var node *v1.Node
 	if !fresh {
@@ -257,8 +262,8 @@ func (o *owners) nodeNow(ctx context.Context, name string) (*v1.Node, error) {
 // asksForNone reports whether the pods of a template request no addresses.
 func asksForNone(template *v1.PodTemplateSpec) bool { return requested(&template.Spec) == 0 }
 
-// isUpdating reports whether a workload may recreate pods from an older template than its
-// present one. A DaemonSet, a ReplicaSet and a Job never do.
+// isUpdating reports whether a workload may recreate pods from an older template. A DaemonSet, a
+// ReplicaSet and a Job never do.
 func isUpdating(workload metav1.Object) bool {
 	switch o := workload.(type) {
 	case *appsv1.StatefulSet:
@@ -287,8 +292,8 @@ func parallel(job *batchv1.JobSpec) int64 {
 	return int64(ptr.Deref(job.Parallelism, 1))
 }
 
-// exists reports whether a workload may create pods. A workload that is being deleted does
-// not, however long a finalizer keeps it.
+// exists reports whether a workload may create pods. A workload that is being deleted does not,
+// even while a finalizer keeps it.
 func exists(object metav1.Object) bool { return object.GetDeletionTimestamp() == nil }
 
 // ended reports whether a Job is complete or failed: it creates no more pods.

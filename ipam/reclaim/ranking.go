@@ -46,13 +46,13 @@ type rankings struct {
 	// asks returns the number of addresses that the live pod of an address requests; 0 if
 	// it has no live pod. It does not block.
 	asks func(ip *v1alpha1.FloatingIP) int64
-	// load returns the addresses of a purpose, to rank them when one of them is asked about.
-	// nil if put ranks them.
+	// load returns the addresses of a purpose, to rank them when one of them is needed. It is nil if
+	// put ranks the addresses.
 	load func(of purpose) []*v1alpha1.FloatingIP
 
 	mu  sync.Mutex
 	all map[purpose]*ranking
-	// ranked has the addresses as put last, by name.
+	// ranked has the addresses as they were put last, by name.
 	ranked map[string]ranked
 }
 
@@ -128,14 +128,13 @@ func (r *rankings) add(ip *v1alpha1.FloatingIP) {
 	r.all[key].add(now)
 }
 
-// remove forgets an address.
 func (r *rankings) remove(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drop(name)
 }
 
-// drop removes an address and returns it as it was ranked; nil if it was not.
+// drop removes an address and returns it as it was ranked; nil if it was not ranked.
 func (r *rankings) drop(name string) *v1alpha1.FloatingIP {
 	was, ok := r.ranked[name]
 	if !ok {
@@ -150,8 +149,8 @@ func (r *rankings) drop(name string) *v1alpha1.FloatingIP {
 	return was.ip
 }
 
-// standing returns the rank of an address. ok is false if another version of it is
-// ranked; then its event is on the way.
+// standing returns the rank of an address. ok is false if another version of the address is ranked:
+// then its event will follow.
 func (r *rankings) standing(ip *v1alpha1.FloatingIP) (at standing, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,7 +189,7 @@ func (r *rankings) putBack(cached func() *v1alpha1.FloatingIP) {
 	}
 }
 
-// of returns the ranking that has this version of the address; nil if none has.
+// of returns the ranking with this version of the address; nil if there is none.
 func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
 	if ip.Spec.Owner == nil {
 		return nil
@@ -218,16 +217,15 @@ func (r *rankings) ranking(owner *v1alpha1.Owner) *ranking {
 		clear(r.ranked)
 	}
 	ips := r.load(key)
-	slices.SortFunc(ips, older) // They are added at the end then.
+	slices.SortFunc(ips, older) // In this order each address is added at the end.
 	for _, ip := range ips {
 		r.add(ip)
 	}
 	return cmp.Or(r.all[key], &ranking{})
 }
 
-// demand estimates the number of addresses of one pod from the pods of the owner: the
-// most that one of them requests or had. It is for workloads without a pod template. 0
-// means unknown.
+// demand estimates the number of addresses of one pod, for workloads without a pod template: the
+// largest number that a pod of the owner requests or had. 0 means unknown.
 func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,7 +240,6 @@ func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	return most
 }
 
-// members returns the addresses of the owner's purpose.
 func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -250,8 +247,8 @@ func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	return slices.Concat(of.four.all, of.six.all)
 }
 
-// lastYielding returns the names of the addresses that the owner gives up first, one of
-// each family. If it wants these, it wants all.
+// lastYielding returns the names of the addresses that the owner gives up first, one of each
+// family. If the owner wants these, it wants all its addresses.
 func (r *rankings) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -306,7 +303,7 @@ func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
 func (o *ranking) add(r ranked)    { o.change(r, sorted.Insert, +1) }
 func (o *ranking) remove(r ranked) { o.change(r, sorted.Remove, -1) }
 
-// change changes each of the lists in which an address stands, and the share of its pod by n.
+// change changes each list that has an address, and the share of its pod by n.
 func (o *ranking) change(r ranked, change func(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, compare func(a, b *v1alpha1.FloatingIP) int) []*v1alpha1.FloatingIP, n int64) {
 	s := o.sequence(r.ip)
 	s.all = change(s.all, r.ip, before)
@@ -353,7 +350,8 @@ func (o *ranking) share(r ranked, n int64) {
 // yields reports whether an address is freed if too many come before it.
 func yields(ip *v1alpha1.FloatingIP) bool { return !hasUser(ip) && yieldsWithoutPod(ip) }
 
-// yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is gone.
+// yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is
+// gone.
 func yieldsWithoutPod(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
 	return !ip.Spec.Reserved && isShared(owner) &&

@@ -8,7 +8,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// why says why an address leaves its pod or its owner: the reason of decide.
+// why says why an address leaves its pod or its owner, for the log: the reason of decide.
 func why(spec *v1alpha1.FloatingIPSpec, s situation, a action) string {
 	if spec.Owner == nil {
 		return "its cooldown is over"

@@ -34,10 +34,10 @@ import (
 	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
-// Detacher asks the external assigner to detach an address from a node. Detach may be
-// slow. It is called concurrently, again after a failure, and also for an address that is
-// detached already. revision is the resource version of the record without a pod: the
-// assigner can refuse an Attach with a lower revision. The error is shown to users.
+// Detacher asks the external assigner to detach an address from a node. Detach may be slow. It is
+// called concurrently, again after a failure, and also for an address that is detached already.
+// revision is the resource version of the record without a pod. With it the assigner can refuse an
+// Attach with a lower revision. The error is shown to users.
 type Detacher interface {
 	Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error
 }
@@ -45,8 +45,8 @@ type Detacher interface {
 // Agents asks the agents of nodes.
 type Agents interface {
 	// Carried returns the addresses that a node carries, or is about to carry or to stop carrying, for
-	// pods whose attachment began before the call. It fails where no agent answers that is the
-	// node's own. It blocks until ctx ends at the latest, and is safe for concurrent use.
+	// pods whose attachment began before the call. It fails unless the node's own agent answers. It
+	// blocks, at most until ctx ends, and is safe for concurrent use.
 	Carried(ctx context.Context, node string) ([]netip.Addr, error)
 }
 
@@ -56,9 +56,9 @@ type Config struct {
 	View *view.View
 	// Factory's informers should have the transform Slim.
 	Factory informers.SharedInformerFactory
-	// Services may own addresses, and the program may read them.
+	// Services says that Services may own addresses, and that the program may read Services.
 	Services bool
-	// Detacher, Agents, Events and Metrics may be nil: nothing is counted then.
+	// Detacher, Agents, Events and Metrics may be nil.
 	Detacher Detacher
 	Agents   Agents
 	Events   event.Recorder
@@ -74,7 +74,8 @@ type ips interface {
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
 }
 
-// addresses are FloatingIPs as they were seen last, a cache.Indexer. They must not be modified.
+// addresses has the FloatingIPs as they were last seen (a cache.Indexer). They must not be
+// modified.
 type addresses interface {
 	GetByKey(name string) (object any, exists bool, err error)
 	ByIndex(index, key string) ([]any, error)
@@ -84,7 +85,7 @@ type addresses interface {
 // queue holds names of FloatingIPs to look at.
 type queue = *standby.Queue[string]
 
-// Reclaimer frees addresses by release policy. One runs at a time: the leader.
+// Reclaimer frees addresses by release policy. Only the leader runs it.
 type Reclaimer struct {
 	kube       kubernetes.Interface
 	ips        ips
@@ -97,30 +98,32 @@ type Reclaimer struct {
 	owners     *owners
 	detacher   Detacher
 	agents     Agents
-	// left has the resource versions of addresses at rest that their last nodes do not carry, as the agents
-	// said; told, the addresses of which an event says that the node is silent. By FloatingIP, as pending.
+	// left has the resource versions of addresses in cooldown that, by the agents' answers, the last
+	// nodes do not carry. told has the addresses with an event that says that the last node is silent.
+	// The keys of left, told and pending are names of FloatingIPs.
 	left    locked.Map[string, string]
 	told    locked.Map[string, bool]
 	events  event.Recorder
 	metrics *Metrics
-	// pending has since when a decision could not be carried out.
+	// pending has the time since when a decision could not be carried out.
 	pending   locked.Map[string, time.Time]
 	deletions deletions
 	// deleted has the podEnds of recently deleted pods, by UID.
 	deleted *lru.Cache
-	// ended has since when pods with addresses are known to be gone or finished, by UID.
+	// ended has the time since when a pod with addresses is known to be gone or finished, by UID.
 	ended *lru.Cache
 	// stopped has the UIDs of ended pods whose nodes are known not to carry their addresses.
 	stopped *lru.Cache
-	// rejected has the UIDs of pods that their kubelets did not begin to start.
+	// rejected has the UIDs of pods that their kubelets rejected before starting them.
 	rejected *lru.Cache
 	synced   []cache.DoneChecker
 
 	queue queue
-	// detaching has the addresses that wait for the external assigner. It is a queue of
-	// its own because the assigner may be slow.
+	// detaching has the addresses that wait for the external assigner. It is a separate queue because
+	// the assigner may be slow.
 	detaching queue
-	// questions has the nodes whose agents have to be asked. An answer may take seconds.
+	// questions has the nodes whose agents must be asked. It is a separate queue because an answer may
+	// take seconds.
 	questions queue
 }
 
@@ -145,8 +148,8 @@ func New(config Config) (*Reclaimer, error) {
 	return r, r.watch(config)
 }
 
-// over returns a Reclaimer that sees these caches, and remembers so many deleted pods. It has no pods, nobody to ask or tell, and
-// its metrics count nothing.
+// over returns a Reclaimer that uses these caches. remembers is the number of deleted pods to
+// remember. It has no pods, agents, assigner and events, and its metrics are not registered.
 func over(clients Clients, caches *Caches, ips ips, remembers int) *Reclaimer {
 	r := &Reclaimer{
 		kube: clients.Kube, ips: ips, pools: clients.Berth.IPPools,
@@ -173,16 +176,16 @@ func over(clients Clients, caches *Caches, ips ips, remembers int) *Reclaimer {
 	return r
 }
 
-// rememberDeleted is the number of deleted pods to remember until their addresses are
-// reconciled. For a forgotten pod the API server is asked, and its addresses are treated
-// as if the pod had run.
+// rememberDeleted is the number of deleted pods to remember until their addresses are reconciled.
+// For a forgotten pod the Reclaimer asks the API server, and treats its addresses as if the pod had
+// run.
 const rememberDeleted = 16384
 
 func newQueue(name string) queue {
 	return standby.New[string](name, 50*time.Millisecond, time.Minute)
 }
 
-// Run reconciles with that many workers until ctx ends. It blocks until they are done.
+// Run reconciles with workers workers until ctx ends. It blocks until they are done.
 func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	if !cache.WaitFor(ctx, "the reclaimer's caches", r.synced...) {
 		r.shutDown()
@@ -230,7 +233,8 @@ func (r *Reclaimer) shutDown() {
 	}
 }
 
-// pruneEvery is the interval at which watches of kinds of workloads end that no address depends on, measureEvery the one of the metric of pending addresses.
+// pruneEvery is the interval at which unneeded watches of kinds of workloads are ended: no address
+// depends on them. measureEvery is the interval at which the metric of pending addresses is set.
 const (
 	pruneEvery   = 10 * time.Minute
 	measureEvery = 15 * time.Second
@@ -252,12 +256,12 @@ func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
 // address from its node.
 var errDetachFirst = errors.New("the address has to be detached first")
 
-// errNoAssigner is returned when an address has to be detached and no external assigner is configured. To
-// configure one restarts this program.
+// errNoAssigner is returned when an address must be detached and no external assigner is
+// configured. It is not retried, because a new configuration restarts this program.
 var errNoAssigner = errors.New("no external assigner is configured that could detach the address")
 
-// errMovedUp is returned when the rank of an address changed while the decision was made
-// that it is surplus.
+// errMovedUp is returned when the rank of an address changed while it was decided that the address
+// is surplus.
 var errMovedUp = errors.New("the rank of the address among its owner's has changed")
 
 func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
@@ -326,7 +330,6 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	return 0, r.apply(ctx, ip, found.situation, v.action, mayDetach)
 }
 
-// cached returns an address as the cache has it, or nil.
 func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
 	return view.Get[v1alpha1.FloatingIP](r.index, name)
 }

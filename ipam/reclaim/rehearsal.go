@@ -26,9 +26,9 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Caches has the objects of a [Rehearsal] as they were listed. The caller fills them; [Slim]
-// forms are enough. An object that is missing is asked for at the API server where a
-// decision depends on its absence.
+// Caches has the objects of a [Rehearsal] as they were listed. The caller fills them; objects
+// transformed by [Slim] are enough. If a decision depends on the absence of an object, the
+// Rehearsal asks the API server for it.
 type Caches struct {
 	// FloatingIPs have the indexes of [NewCaches].
 	FloatingIPs                                                        cache.Indexer
@@ -38,7 +38,7 @@ type Caches struct {
 	pod func(key types.NamespacedName) *v1.Pod
 }
 
-// NewCaches returns empty caches. pod returns a Pod, or nil if there is none; it is called
+// NewCaches returns empty caches. pod returns a Pod, or nil if there is none. It is called
 // concurrently.
 func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 	empty := func() cache.Indexer {
@@ -57,19 +57,19 @@ func (c *Caches) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](c.FloatingIPs, byPodUID, string(uid))
 }
 
-// Names returns the names of all addresses, in an order in which a [Rehearsal] decides about
-// them with the least work: it finds addresses together that it compares with one another.
+// Names returns the names of all addresses. In this order a [Rehearsal] has the least work, because
+// addresses of one purpose are together.
 func (c *Caches) Names() []string {
 	var names []string
 	for _, key := range c.FloatingIPs.ListIndexFuncValues(byPurpose) {
-		some, _ := c.FloatingIPs.IndexKeys(byPurpose, key) // fails without the index only
+		some, _ := c.FloatingIPs.IndexKeys(byPurpose, key) // fails only without the index
 		names = append(names, some...)
 	}
 	return names
 }
 
-// byPurpose is an index of addresses by their owner and its purpose for them; it has
-// addresses without an owner under the empty value.
+// byPurpose is an index of addresses by their [purpose]. Addresses without an owner have the empty
+// value.
 const byPurpose = "purpose"
 
 func indexByPurpose(object any) ([]string, error) {
@@ -79,9 +79,9 @@ func indexByPurpose(object any) ([]string, error) {
 	return []string{""}, nil
 }
 
-// coarse is an Indexer whose indexes have few keys: each stands for many values of an index
-// function. Nearly each address has a pod and a purpose of its own, and an index takes 300
-// bytes for a key.
+// coarse is an Indexer whose indexes have few keys: each key stands for many values of an index
+// function. This saves memory: nearly each address has its own pod and purpose, and an index takes
+// 300 bytes for a key.
 type coarse struct {
 	cache.Indexer
 	exact cache.Indexers
@@ -116,7 +116,7 @@ func (c coarse) key(value string) string {
 func (c coarse) ByIndex(index, value string) ([]any, error) {
 	objects, err := c.Indexer.ByIndex(index, c.key(value))
 	return slices.DeleteFunc(objects, func(object any) bool {
-		values, _ := c.exact[index](object) // it returned no error when the object came
+		values, _ := c.exact[index](object) // it returned no error when the object was added
 		return !slices.Contains(values, value)
 	}), err
 }
@@ -129,8 +129,8 @@ type Clients struct {
 	Metadata metadata.Interface
 }
 
-// Rehearsal predicts the deed of a [Reclaimer] that sees the caches. It runs the Reclaimer's
-// own code and writes nothing. Safe for concurrent use.
+// Rehearsal predicts what a [Reclaimer] with these caches would do. It runs the Reclaimer's own
+// code and writes nothing. Safe for concurrent use.
 type Rehearsal struct {
 	reclaimer *Reclaimer
 	writes    *writes
@@ -142,15 +142,15 @@ type Deed int
 const (
 	// Nothing: the address stays as it is.
 	Nothing Deed = iota
-	// Release: its pod is gone, and the owner keeps it or it is freed.
+	// Release: the pod is gone, and the address is kept for the owner or freed.
 	Release
-	// Drop: no pod has it, and its owner does not keep it any more.
+	// Drop: no pod has the address, and its owner does not keep it any more.
 	Drop
-	// EndRest: its cooldown is over.
+	// EndRest: the cooldown of the address is over.
 	EndRest
-	// Detach: the external assigner must detach it first.
+	// Detach: the external assigner must detach the address first.
 	Detach
-	// CorrectNode: its pod is on another node than recorded.
+	// CorrectNode: the pod is on another node than recorded.
 	CorrectNode
 	// Correct: another field of the record is out of date, such as the UID of the owner.
 	Correct
@@ -166,23 +166,22 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 		}
 		return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 	}
-	// Few decisions depend on ranks: only the ones about addresses without a pod.
+	// Only decisions about addresses without a pod depend on ranks, so ranks are loaded when needed.
 	r.rankings.load = func(of purpose) []*v1alpha1.FloatingIP { return r.indexed(byPurpose, of.String()) }
 	return &Rehearsal{r, w}
 }
 
-// Close waits for watches that ended with their context, and frees the Rehearsal's
-// resources.
+// Close waits for watches whose context has ended, and frees the Rehearsal's resources.
 func (r *Rehearsal) Close() {
 	r.reclaimer.shutDown()
 	r.reclaimer.owners.customs.Wait()
 }
 
-// attempts bounds how often a decision is made anew because the rank of the address changed.
+// attempts limits how often a decision is repeated because the rank of the address changed.
 const attempts = 100
 
-// Of returns a Reclaimer's deed on an address at this moment. An error says that it would
-// keep the address because it could not find out. Blocking.
+// Of returns what a Reclaimer would do with an address at this moment. With an error, the Reclaimer
+// would keep the address, because it could not read an object. Blocking.
 func (r *Rehearsal) Of(ctx context.Context, name string) (Deed, error) {
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var err error
@@ -202,7 +201,7 @@ func (r *Rehearsal) Of(ctx context.Context, name string) (Deed, error) {
 	return deed, nil
 }
 
-// writes notes writes instead of making them, by FloatingIP.
+// writes records writes, by FloatingIP, instead of making them.
 type writes struct{ locked.Map[string, Deed] }
 
 func (w *writes) Create(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {

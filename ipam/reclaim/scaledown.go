@@ -14,7 +14,7 @@ import (
 // wants reports whether a workload wants an address that has no pod.
 func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	owner := spec.Owner
-	// unscaled: the number of replicas does not matter.
+	// unscaled says that the number of replicas does not matter.
 	unscaled := w.unbounded || spec.KeepOnScaleDown
 	switch {
 	case !w.exists:
@@ -25,7 +25,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 		return at.rank < w.replicas
 	}
 	if leader, worker := v1alpha1.LeaderOf(owner.Name, owner.PodName); worker && owner.Kind == "StatefulSet" {
-		return unscaled || w.hasOrdinal(leader) // The template is the leader's, and says nothing of the worker.
+		return unscaled || w.hasOrdinal(leader) // The template is for the leader, not for the worker.
 	}
 	switch {
 	case w.addressless:
@@ -47,7 +47,8 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case unscaled || w.partial:
 		return true
 	}
-	// It is within the fixed set: the addresses for the replicas and the spare addresses.
+	// The address is wanted if it is within the fixed set: the addresses for the replicas and the
+	// spare addresses.
 	each, rank := w.each.OfShared(at.family), at.rank
 	if w.oldestFirst {
 		rank = at.age
@@ -55,7 +56,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	return each > 0 && rank/each < w.replicas+w.spare
 }
 
-// preallocates reports whether an IPClaim asks for the address although no pod does.
+// preallocates reports whether an IPClaim wants the address even without a pod.
 func (w *workload) preallocates(at standing) bool {
 	return w.exists && at.rank < w.replicas && slices.Contains(w.ahead, at.family)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/ipam/wrongaddress"
 )
 
-// Slim is a transform for informers. It keeps only the fields that Reclaimer and packages services and
-// wrongaddress read, to save memory.
+// Slim is a transform for informers. It keeps only the fields that Reclaimer and packages services
+// and wrongaddress read, to save memory.
 func Slim(object any) (any, error) {
 	switch o := object.(type) {
 	case *v1.Pod:
@@ -123,8 +123,8 @@ func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	return slim
 }
 
-// slimService keeps what packages services and reclaim read: whether and how Berth gives it addresses, and the
-// addresses that clients reach it by.
+// slimService keeps the fields that packages services and reclaim read: whether and how Berth gives
+// the Service addresses, and the addresses by which clients reach it.
 func slimService(o *v1.Service) *v1.Service {
 	slim := &v1.Service{ObjectMeta: slimMeta(&o.ObjectMeta), Status: v1.ServiceStatus{LoadBalancer: o.Status.LoadBalancer}}
 	slim.CreationTimestamp = o.CreationTimestamp
@@ -149,8 +149,8 @@ func slimEndpoints(o *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	return slim
 }
 
-// slimNode keeps the labels and InternalIPs, whether the node is Ready and takes new work, and the taint by which somebody
-// says that it is off.
+// slimNode keeps the labels and InternalIPs, whether the node is Ready and schedulable, and the
+// taint that says that the node is off.
 func slimNode(o *v1.Node) *v1.Node {
 	slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
 	slim.Labels = maps.Clone(o.Labels)
@@ -173,10 +173,11 @@ func slimNode(o *v1.Node) *v1.Node {
 	return slim
 }
 
-// terminated stands for the statuses of containers that have all terminated, for [lastnode.HasStopped].
+// terminated replaces the statuses of containers that have all terminated, for
+// [lastnode.HasStopped].
 var terminated = []v1.ContainerStatus{{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}}}
 
-// begun stands for the statuses of containers of which one may run, for [lastnode.WasRejected].
+// begun replaces the statuses of containers if one of them may run, for [lastnode.WasRejected].
 var begun = []v1.ContainerStatus{{}}
 
 func slimPod(o *v1.Pod) *v1.Pod {

@@ -16,7 +16,7 @@ const (
 	keep action = iota
 	// retain: the pod is gone, the owner keeps the address.
 	retain
-	// cool: remove the owner; no pod gets the address until its cooldown is over.
+	// cool: remove the owner and begin the cooldown.
 	cool
 	// free: delete the FloatingIP.
 	free
@@ -27,16 +27,16 @@ type situation struct {
 	now time.Time
 	// created is the creation time of the object.
 	created time.Time
-	// unused: no pod ever had the address; the pod that it was created for runs with
-	// other addresses or was never bound.
+	// unused says that no pod ever had the address: the pod that it was created for runs with other
+	// addresses or was never bound.
 	unused bool
-	// namespaceGone: the namespace of the address's owner was deleted, so no pod can
-	// use the address any more.
+	// namespaceGone says that the namespace of the address's owner was deleted, so no pod can use the
+	// address any more.
 	namespaceGone bool
-	// superseded: the address is kept for a pod name, and a live pod of that name is
-	// bound with other addresses.
+	// superseded says that the address is kept for a pod name, and a live pod of that name is bound
+	// with other addresses.
 	superseded bool
-	// unknown: the owner could not be read. Never set for an IPClaim.
+	// unknown says that the owner could not be read. It is never set for an IPClaim.
 	unknown bool
 	// owner and at are set only if needsOwner.
 	owner workload
@@ -45,20 +45,23 @@ type situation struct {
 	node nodeClaim
 	// cooldown of the pool.
 	cooldown time.Duration
-	// rejected: a kubelet did not begin to start the pod, so nobody knows it by the address, which needs no cooldown.
+	// rejected says that a kubelet rejected the pod before starting it. Nobody has seen the pod's
+	// address, so it needs no cooldown.
 	rejected bool
-	// lastNode of the address once it has left its pod; nil: no node may carry it still.
+	// lastNode is the lastNode of the address after it has left its pod; nil: no node may still carry
+	// it.
 	lastNode *v1alpha1.NodeReference
-	// carried: the last node of an address at rest may carry it still. Set only if nothing else
-	// than that node keeps the address at rest.
+	// carried says that the last node of an address in cooldown may still carry it. It is set only if
+	// the cooldown of the pool is over.
 	carried bool
-	// limited: the pool limits for how long addresses are kept without a pod.
+	// limited says that the pool limits how long addresses are kept without a pod.
 	limited bool
-	// conflict: a host outside of the cluster has the address, or had it when it last had a pod.
+	// conflict says that a host outside of the cluster has the address, or had it when a pod last had
+	// the address.
 	conflict bool
 }
 
-// verdict is a decision. For keep, again is when to look again; 0 means at the next
+// verdict is a decision. If the action is keep, again says when to look again; 0 means at the next
 // event.
 type verdict struct {
 	action action
@@ -101,9 +104,9 @@ func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 	return max(0, spec.KeepUntil.Sub(now))
 }
 
-// conflictRest is how long at least an address that a host outside of the cluster had is given to nobody after its
-// pod is gone. Nobody asks the network about it meanwhile: the node of the next pod does, and refuses the address if the
-// host still has it. That pod does not start, so this is long.
+// conflictRest is the shortest cooldown of an address that a host outside of the cluster had.
+// Meanwhile nobody asks the network about the address. The node of the next pod asks, and refuses
+// the address if the host still has it. Then that pod does not start, so this time is long.
 const conflictRest = 24 * time.Hour
 
 // decide applies the rules of the package documentation to an address without a live
@@ -119,7 +122,7 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		}
 		return v
 	}
-	// The address leaves its owner, and no pod gets it.
+	// The address loses its owner, and no pod gets it.
 	return verdict{action: cool}
 }
 
@@ -164,8 +167,8 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{again: leftOf(spec, s)}
 }
 
-// giveBack frees an address. If a pod or a node had it, it rests before: for the pool's cooldown, and until its
-// last node has stopped.
+// giveBack frees an address. If a pod or a node had the address, it goes into cooldown first: for
+// the pool's cooldown, and until its last node has stopped.
 func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if (s.cooldown > 0 && !s.rejected || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "" || spec.Owner.IsNode()) {
 		return verdict{action: cool}
@@ -173,8 +176,8 @@ func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{action: free}
 }
 
-// endCooldown decides about an address without an owner. Another client created an
-// address that has no owner and does not cool down, so it stays.
+// endCooldown decides about an address without an owner. If the address is not in cooldown, another
+// client created its FloatingIP, so it stays.
 func endCooldown(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if spec.ReleasedAt == nil || spec.Pod != nil {
 		return verdict{}
@@ -186,7 +189,7 @@ func endCooldown(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	case !lastnode.IsRested(spec.ReleasedAt.Time, s.cooldown, s.now):
 		left = spec.ReleasedAt.Add(s.cooldown).Sub(s.now)
 	}
-	// The pool of a restored address may not exist yet; keepUntil covers this.
+	// The pool of a restored address may not exist yet: then keepUntil keeps the address.
 	if left = max(left, keptFor(spec, s.now)); left > 0 {
 		return verdict{again: left}
 	}

@@ -17,22 +17,24 @@ import (
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
 	// EventMissingPermission (Warning on FloatingIP and its pod): the controller may not read
-	// workloads of this kind, so the address is kept, or freed late. Do: if the note has a rule, add it to a ClusterRole, see
-	// docs/explanation/release.md#custom-workloads; without a rule the pod may name as its controller what makes no pods.
+	// workloads of this kind, so the address is kept, or freed late. Do: if the note has a rule, add
+	// it to a ClusterRole, see docs/explanation/release.md#custom-workloads; if it has no rule, the
+	// pod may name a controller of a kind that makes no pods.
 	EventMissingPermission = "MissingPermission"
-	// EventUnknownWorkload (Warning on FloatingIP and its pod): the workload could not be read, so
-	// the address is kept. Do: mend what the note says, mostly an API server of its kind that does
-	// not answer; or free the address, see docs/how-to/operate.md#free-an-address.
+	// EventUnknownWorkload (Warning on FloatingIP and its pod): the workload could not be read, so the
+	// address is kept. Do: fix the cause in the note, mostly an API server of the workload's kind that
+	// does not answer; or free the address, see docs/how-to/operate.md#free-an-address.
 	EventUnknownWorkload = "UnknownWorkload"
 	// EventDetachFailed (Warning on FloatingIP): the external assigner did not detach the address,
-	// which is kept; the controller tries again. Do: see the assigner's error in the note, and its log.
+	// which is kept; the controller tries again. Do: see the assigner's error in the note, and its
+	// log.
 	EventDetachFailed = "DetachFailed"
 	// EventNoExternalAssigner (Warning on FloatingIP): an external assigner attached the address to a
 	// node, and the controller has none configured, so the address is kept. Do: configure it for the
 	// controller, too, see docs/how-to/assigner.md.
 	EventNoExternalAssigner = "NoExternalAssigner"
-	// EventLastNodeSilent (Warning on FloatingIP): the address was freed and rests, because the agent of
-	// the node that carried it last does not say that it stopped. Do: see
+	// EventLastNodeSilent (Warning on FloatingIP): the address was freed and stays in cooldown,
+	// because the agent of the last node does not say that the node stopped carrying it. Do: see
 	// docs/how-to/troubleshooting.md#an-address-rests-for-its-last-node.
 	EventLastNodeSilent = "LastNodeSilent"
 	// EventMisplaced (Warning on FloatingIP and its pod): the record named another node than the pod
@@ -64,8 +66,8 @@ func (r *Reclaimer) unknown(ip *v1alpha1.FloatingIP, pod *v1.Pod, err error) err
 	return err
 }
 
-// unfollowed is called when the controller may not watch a kind of workload. Its
-// addresses are freed late.
+// unfollowed is called when the controller may not watch a kind of workload. The addresses of such
+// workloads are freed late.
 func (r *Reclaimer) unfollowed(ctx context.Context, err *customkind.ForbiddenError) {
 	klog.FromContext(ctx).Error(err, "Failed to follow a kind of workload, will retry")
 	for _, object := range r.index.List() {

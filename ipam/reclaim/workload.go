@@ -13,36 +13,39 @@ import (
 
 // workload is the state of an address's owner that decisions need, for any kind.
 type workload struct {
-	// exists: it may create pods. It has the recorded UID, is not being deleted and, if
-	// it is a Job, has not ended.
+	// exists says that the workload may create pods: it has the recorded UID, is not being deleted
+	// and, if it is a Job, has not ended.
 	exists bool
-	// unbounded: the number of pods that it wants is unknown (a custom kind without a
-	// scale subresource, a pod). It wants all its addresses.
+	// unbounded says that the number of pods that it wants is unknown (a custom kind without a scale
+	// subresource, a pod). It wants all its addresses.
 	unbounded bool
 	// replicas is the number of pods that it wants at once; for an IPClaim, the number
 	// of addresses of each family.
 	replicas int64
-	// spare is the number of further pods, of a DaemonSet on each node, that it keeps addresses for. oldestFirst: it keeps
-	// the oldest addresses instead of the ones with pods ([fixedset.Size]).
+	// spare is the number of further pods (for a DaemonSet: on each node) for which it keeps
+	// addresses. oldestFirst says that it keeps the oldest addresses instead of those with pods
+	// ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool
-	// partial: replicas counts only some of its pods, so that it wants all addresses that its pods share.
+	// partial says that replicas counts only some of its pods, so it wants all addresses that its pods
+	// share.
 	partial bool
-	// ordinals: it says which ordinals its pods have, as a StatefulSet does without saying so: from start on, without
-	// the reserved ones. Another operator may number them in any way: the names that have or had pods count.
+	// ordinals says that the ordinals of its pods are known, as for a StatefulSet: from start on,
+	// without the reserved ones. Other operators may number pods in any way: then the names that have
+	// or had pods count.
 	ordinals bool
 	start    int64
 	reserved []customkind.Span
-	// offNode: the node that the address is kept for is gone, or the workload's pods do
+	// offNode says that the node that the address is kept for is gone, or that the workload's pods do
 	// not belong on it.
 	offNode bool
 	// each is the demand of one pod.
 	each podrequest.Demand
-	// updating: pods may still be created from an older template.
+	// updating says that pods may still be created from an older template.
 	updating bool
-	// addressless: its pods request no addresses, nor will recreated pods.
+	// addressless says that its pods, also recreated ones, request no addresses.
 	addressless bool
-	// claim: the owner is an IPClaim.
+	// claim says that the owner is an IPClaim.
 	claim bool
 	// ahead are the families that the claim preallocates.
 	ahead []v1alpha1.IPFamily
@@ -52,19 +55,19 @@ type workload struct {
 // purpose: for one pod name, for one node, or for all pods.
 type standing struct {
 	family v1alpha1.IPFamily
-	// rank is the number of addresses of its family before it in the order of before,
-	// age the number of older ones.
+	// rank is the number of addresses of its family that come before it in the order of [before], age
+	// the number of older addresses.
 	rank, age int64
 	// families is the number of families that these addresses have.
 	families int64
-	// name is the number of the owner's pod names before the address's, which are the ones with pods and older
-	// ones; 0 for a StatefulSet.
+	// name is the number of the owner's pod names that come before the address's pod name: names with
+	// pods, and older names. It is 0 for a StatefulSet.
 	name int64
 }
 
-// before orders the addresses of a purpose: an owner gives up the last ones first. If
-// pods share the addresses, the ones with a pod come first; older ones come before younger
-// ones. The order depends on the records only.
+// before orders the addresses of a purpose: an owner gives up the last ones first. If pods share
+// the addresses, addresses with a pod come first. Older addresses come before younger ones. The
+// order depends only on the records.
 func before(a, b *v1alpha1.FloatingIP) int {
 	if !isShared(a.Spec.Owner) {
 		return older(a, b)
@@ -75,7 +78,7 @@ func before(a, b *v1alpha1.FloatingIP) int {
 // hasUser reports whether a pod or a Service has the address, or pods leave by it.
 func hasUser(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod != nil || ip.Spec.Carrier() != nil }
 
-// older puts the address first that was created first.
+// older orders addresses by their creation, the oldest first.
 func older(a, b *v1alpha1.FloatingIP) int { return a.CompareAge(b) }
 
 func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }

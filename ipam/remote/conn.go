@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package remote connects to a gRPC service that is no part of Berth, as the external assigner: options and flags of the
-// connection, TLS with files that may be replaced, and requests with a time limit.
+// Package remote connects to a gRPC service that is not part of Berth, such as the external
+// assigner. It has the options and flags of the connection, TLS with files that may be replaced,
+// and requests with a time limit.
 package remote
 
 import (
@@ -23,9 +24,9 @@ import (
 
 // Service is a kind of service.
 type Service struct {
-	// Name is its name in errors, Noun the short one, by which flags begin.
+	// Name is its name in errors. Noun is its short name: flags begin with it.
 	Name, Noun string
-	// GRPC is its name in gRPC, also of its health.
+	// GRPC is its name in gRPC, also for health checks.
 	GRPC string
 	// Timeout is the default time limit of one request.
 	Timeout time.Duration
@@ -42,13 +43,15 @@ func NewMetrics(register func(...metrics.Registerable)) *metrics.HistogramVec {
 	return requests
 }
 
-// Error is of a call that a service failed, or of a service that cannot be reached. Its text is shown to users in events.
+// Error is the error of a call: the service answered with an error, or could not be reached. Its
+// text is shown to users in events.
 type Error struct {
-	// Service is its name, and Call says what it was to do.
+	// Service is the name of the service. Call describes the request.
 	Service, Call string
 	// Code of the gRPC status.
 	Code codes.Code
-	// Message is the service's, or gRPC's about the connection, as one line of bounded length.
+	// Message comes from the service, or from gRPC about the connection, as one line of bounded
+	// length.
 	Message string
 }
 
@@ -56,7 +59,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s: %s (%s)", e.Service, e.Call, e.Message, e.Code)
 }
 
-// Error returns the *[Error] of an answer to a call, nil for OK.
+// Error returns the *[Error] of an answer to a call; nil for OK.
 func (s Service) Error(call string, answer *status.Status) error {
 	if answer.Code() == codes.OK {
 		return nil
@@ -64,22 +67,23 @@ func (s Service) Error(call string, answer *status.Status) error {
 	return &Error{Service: s.Name, Call: call, Code: answer.Code(), Message: oneLine(answer.Message())}
 }
 
-// serviceConfig distributes calls over all addresses of the service that report that they are serving.
+// serviceConfig distributes calls over all addresses of the service that report that they are
+// serving.
 const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": %q}}`
 
 // Conn is a connection to a service. It is safe for concurrent use.
 type Conn struct {
 	*grpc.ClientConn
 
-	// requests observes how long requests took; nil: nothing does.
+	// requests measures the duration of requests; it may be nil.
 	requests *metrics.HistogramVec
 	service  string
 	limit    time.Duration
 }
 
-// Dial returns a connection by the options, which are to have an address. It connects on the first call, and then stays
-// connected or reconnects until Close. It fails where the options are wrong, or name a file that cannot be read. requests, of
-// NewMetrics, may be nil.
+// Dial returns a connection by the options, which must have an address. It connects on the first
+// call, and then stays connected or reconnects until Close. It fails if the options are invalid, or
+// name a file that cannot be read. requests, from NewMetrics, may be nil.
 func (s Service) Dial(options Options, requests *metrics.HistogramVec) (*Conn, error) {
 	if err := options.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Name, err)
@@ -95,7 +99,7 @@ func (s Service) Dial(options Options, requests *metrics.HistogramVec) (*Conn, e
 		grpc.WithTransportCredentials(credentials),
 		grpc.WithUserAgent("berth"),
 		grpc.WithDefaultServiceConfig(fmt.Sprintf(serviceConfig, s.GRPC)),
-		grpc.WithDisableServiceConfig(), // of DNS
+		grpc.WithDisableServiceConfig(), // from DNS
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
@@ -114,17 +118,17 @@ func (s Service) Dial(options Options, requests *metrics.HistogramVec) (*Conn, e
 	return &Conn{ClientConn: conn, requests: requests, service: s.Noun, limit: s.TimeLimit(&options)}, nil
 }
 
-// Once sends a request with the time limit of one, and returns its status. It blocks.
+// Once sends a request, with the time limit of one request, and returns its status. It blocks.
 func (c *Conn) Once(ctx context.Context, method string, send func(context.Context) error) *status.Status {
 	attempt, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	start := time.Now()
 	answer := status.Convert(send(attempt))
 	if answer.Code() == codes.DeadlineExceeded && Over(attempt) {
-		deadline, _ := attempt.Deadline() // the caller's, if that is sooner
+		deadline, _ := attempt.Deadline() // the caller's deadline, if it is earlier
 		words := fmt.Sprintf("no answer within %v", deadline.Sub(start).Round(10*time.Millisecond))
 		if answer.Message() != context.DeadlineExceeded.Error() {
-			words += ": " + answer.Message() // gRPC names the thing that it waited for
+			words += ": " + answer.Message() // gRPC says what it waited for
 		}
 		answer = status.New(codes.DeadlineExceeded, words)
 	}

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// transport returns the credentials of connections. It fails if a file cannot be read, so
-// that a mistake is found at start.
+// transport returns the credentials of connections. It fails if a file cannot be read, so mistakes
+// are found at start.
 func transport(options *Options) (credentials.TransportCredentials, error) {
 	if options.plaintext() {
 		return insecure.NewCredentials(), nil

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Options configure the connection to a Service, as flags of a program or as fields of a configuration. The zero value means that
-// there is no such service.
+// Options configure the connection to a Service, as flags of a program or as fields of a
+// configuration. The zero value means that there is no such service.
 type Options struct {
 	// Address of the service: host:port, any name that gRPC resolves such as
 	// dns:///host:port, or unix:///path. Empty: there is no service.
@@ -101,7 +101,7 @@ func checkAddress(address string) error {
 		return nil
 	}
 	if strings.Contains(address, "://") {
-		return nil // a resolver's name, which gRPC checks
+		return nil // a name for a resolver, which gRPC checks
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host == "" || port == "" {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package seedtest gives tests that draw at random a seed which repeats a run, and says how much they draw. Go's cache of results
-// counts both variables: with another value a test runs anew.
+// Package seedtest gives randomized tests a seed, which can repeat a run, and the number of cases
+// to draw. Both come from environment variables. Go's test cache notices them: with another value a
+// test runs again.
 package seedtest
 
 import (
@@ -19,8 +20,8 @@ func Seed(t testing.TB) uint64 {
 	return seed
 }
 
-// Draws returns how many cases to draw: short of them with go test -short, and else long. BERTH_TEST_DRAWS has it be another number,
-// for hours of a test.
+// Draws returns how many cases to draw: short with go test -short, otherwise long. BERTH_TEST_DRAWS
+// sets another number, for tests that run for hours.
 func Draws(t testing.TB, short, long uint64) uint64 {
 	t.Helper()
 	if testing.Short() {

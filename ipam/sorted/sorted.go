@@ -5,13 +5,13 @@ package sorted
 
 import "slices"
 
-// Insert puts an element at its place.
+// Insert inserts an element at its place.
 func Insert[E any](list []E, element E, compare func(a, b E) int) []E {
 	at, _ := slices.BinarySearchFunc(list, element, compare)
 	return slices.Insert(list, at, element)
 }
 
-// Remove takes an element out, if it is there.
+// Remove removes an element, if it is there.
 func Remove[E any](list []E, element E, compare func(a, b E) int) []E {
 	if at, found := slices.BinarySearchFunc(list, element, compare); found {
 		return slices.Delete(list, at, at+1)
@@ -19,7 +19,7 @@ func Remove[E any](list []E, element E, compare func(a, b E) int) []E {
 	return list
 }
 
-// TrueFirst compares such that true comes first.
+// TrueFirst compares two booleans: true comes first.
 func TrueFirst(a, b bool) int {
 	switch {
 	case a == b:

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spares has the set of a workload whole from its first pod on. The pods of a Deployment share a set of
-// addresses, which has more of them than the workload has pods if its update starts pods before it ends others
-// ([fixedset.Size]); a DaemonSet has such a set on each node. A workload is an owner in a [preallocation.Loop], which takes the
-// spare addresses when pods have the others: who opens a firewall for the set need not wait for the first update.
+// Package spares completes the address set of a workload from its first pod on. The pods of a
+// Deployment share a set of addresses. If its update starts pods before it ends others, the set has
+// more addresses than the workload has pods ([fixedset.Size]). A DaemonSet has such a set on each
+// node. A workload is an owner in a [preallocation.Loop], which takes the spare addresses when pods
+// have the others. So an administrator who opens a firewall for the set need not wait for the first
+// update.
 //
-// Who may create a workload may have pods hold addresses, but not more than twice as many as there are pods: never more are
-// taken than pods have. Addresses with a retainFor are not taken, because they would be freed and taken again.
+// A workload never gets more spare addresses than its pods have addresses. So a user who may create
+// workloads cannot take more than twice the addresses of the pods. Addresses with a retainFor are
+// not taken, because they would be freed and taken again.
 //
 // It frees nothing; package reclaim does, by the same sizes.
 package spares
@@ -38,21 +41,24 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventNoSpareAddress (Warning on workload): its set is not whole, because a spare address cannot be taken; the note begins with the
-// reason. An update waits until there is one. Do: see docs/explanation/release.md#the-fixed-set-of-a-deployment.
+// EventNoSpareAddress (Warning on workload): its set is not complete, because a spare address
+// cannot be taken; the note begins with the reason. An update waits until there is a spare address.
+// Do: see docs/explanation/release.md#the-fixed-set-of-a-deployment.
 const EventNoSpareAddress = "NoSpareAddress"
 
-// quiet is how long no pod of a set has got an address when spare ones are taken: the scheduler, which begins many pods at once, may
-// be about to give the same addresses, and the pod that finds one taken tries again.
+// quiet is how long no pod of a set must have got an address before spare addresses are taken. The
+// scheduler begins many pods at once and may be about to give the same addresses: a pod whose
+// address was taken must try again.
 const quiet = 3 * time.Second
 
-// kind is the kind of the keys. Their names are of [nameOf].
+// kind is the kind of the keys.
 const kind = "Workload"
 
 // Workloads finds the owners of addresses. Safe for concurrent use.
 type Workloads interface {
-	// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one node, and how many
-	// addresses a pod of its template has. Blocking; with fresh, the answer is not from a cache.
+	// Size returns for how many pods a workload keeps shared addresses (for a DaemonSet: on one node),
+	// and how many addresses a pod of its template has. Blocking. With fresh, the answer is not from a
+	// cache.
 	Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (size fixedset.Size, each int64, err error)
 	// Owned returns the addresses that are recorded under the name of a workload.
 	Owned(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP
@@ -77,10 +83,10 @@ type controller struct {
 	pods corelisters.PodLister
 }
 
-// said is the memory of a workload's events: the last reason told.
+// said has the reason of a workload's last event.
 type said struct{ reason string }
 
-// Add has a loop reconcile workloads.
+// Add makes a loop reconcile workloads.
 func Add(loop *preallocation.Loop, parts Parts) error {
 	c := &controller{Parts: parts, loop: loop, pods: parts.Factory.Core().V1().Pods().Lister()}
 	loop.Add(c, kind)
@@ -90,7 +96,7 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 	)
 }
 
-// keyOf returns the key of a workload, in which a DaemonSet on one node is a workload.
+// keyOf returns the key of a workload. A DaemonSet has one key for each node.
 func keyOf(owner *v1alpha1.Owner) preallocation.Key {
 	return preallocation.Key{Kind: kind, Namespace: owner.Namespace, Name: strings.Join([]string{owner.APIVersion, owner.Kind, owner.Name, owner.NodeName}, " ")}
 }
@@ -121,20 +127,22 @@ func (c *controller) deploymentChanged(before, after *appsv1.Deployment) {
 	}
 }
 
-// Affected implements [preallocation.Owners]: addresses of these owners have another key.
+// Affected implements [preallocation.Owners]. It returns no keys, because the addresses of
+// workloads have other keys.
 func (c *controller) Affected(preallocation.Key) []preallocation.Key { return nil }
 
 // set is the addresses of a workload.
 type set struct {
 	owner *v1alpha1.Owner
 	all   []*v1alpha1.FloatingIP
-	// pods has the addresses of each pod, newest the UID of the one that got its last, at since.
+	// pods has the addresses of each pod. newest is the UID of the pod that got the latest address, at
+	// since.
 	pods   map[types.UID][]*v1alpha1.FloatingIP
 	newest types.UID
 	since  time.Time
 }
 
-// setOf returns the set that pods have addresses of now; nil if none has.
+// setOf returns the set of a workload; nil if no pod has an address of it now.
 func (c *controller) setOf(key preallocation.Key) *set {
 	owner := ownerOf(key)
 	recorded := slices.DeleteFunc(c.Workloads.Owned(owner), func(ip *v1alpha1.FloatingIP) bool {
@@ -165,7 +173,7 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (time
 	}
 	size, each, err := c.Workloads.Size(ctx, s.owner, false)
 	if err != nil {
-		return time.Minute, nil //nolint:nilerr // Package reclaim tells, which asks for the same workload.
+		return time.Minute, nil //nolint:nilerr // Package reclaim asks for the same workload and reports the error.
 	}
 	has, pods := int64(len(s.all)), int64(len(s.pods))
 	wanted := min(2*pods, pods+size.Spare, size.Pods())
@@ -183,7 +191,7 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (time
 	}
 	if err != nil || has >= wanted*parts || has+parts > size.Pods()*each {
 		c.Forget(key)
-		return 0, nil //nolint:nilerr // No other pod is to have such addresses.
+		return 0, nil //nolint:nilerr // No other pod should get such addresses.
 	}
 	if soon := quiet - time.Since(s.since); 0 < soon && soon <= quiet { // The scheduler's clock may be ahead.
 		return soon, nil
@@ -208,8 +216,8 @@ func (c *controller) confirm(ctx context.Context, owner *v1alpha1.Owner, size fi
 	return err
 }
 
-// requestOf returns the request of a pod like the newest one, for addresses of the pools that it has its own of: nodes that cannot
-// have the pods may have other pools.
+// requestOf returns the request of a pod like the newest one, limited to the pools of this pod's
+// addresses: other pools may serve only nodes that cannot have the pods.
 func (c *controller) requestOf(s *set) (*ipam.Request, error) {
 	like := s.pods[s.newest]
 	pod, err := c.pods.Pods(s.owner.Namespace).Get(like[0].Spec.Pod.Name)
@@ -234,12 +242,13 @@ func (c *controller) requestOf(s *set) (*ipam.Request, error) {
 	return &request, nil
 }
 
-// tell emits an event when spare addresses cannot be taken for another reason than before.
+// tell emits an event when spare addresses cannot be taken, if the reason differs from the last
+// one.
 func (c *controller) tell(owner *v1alpha1.Owner, s *said, wrong *preallocation.Problem) {
 	if wrong == nil || !preallocation.Failed(wrong.Reason) || s.reason == wrong.Reason {
 		return
 	}
 	s.reason = wrong.Reason
-	event.Warning(EventNoSpareAddress, fmt.Sprintf("%s: the set is not whole, and an update that starts a pod before it ends another will wait: %s", wrong.Reason, wrong.Message)).
+	event.Warning(EventNoSpareAddress, fmt.Sprintf("%s: the set is not complete, so an update that starts a pod before it ends another will wait: %s", wrong.Reason, wrong.Message)).
 		Record(c.Recorder, &v1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: owner.UID}, nil, "KeepSet")
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package standby has the queue of work that one of several replicas does.
+// Package standby has a work queue for programs with several replicas: only the leader does the
+// work.
 package standby
 
 import (
@@ -12,8 +13,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Queue drops each key that is added before Open: a replica that does not lead follows all events, and takes no key
-// out. The new leader calls Open, and then adds the keys of all that there is. Safe for concurrent use.
+// Queue drops keys that are added before Open, because a replica that does not lead sees all events
+// but handles no keys. A new leader calls Open, and then adds the keys of all objects. Safe for
+// concurrent use.
 type Queue[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	open atomic.Bool
@@ -26,7 +28,7 @@ func New[K comparable](name string, first, longest time.Duration) *Queue[K] {
 		workqueue.TypedRateLimitingQueueConfig[K]{Name: name})}
 }
 
-// Open has the queue keep the keys that are added from now on.
+// Open makes the queue keep the keys that are added from now on.
 func (q *Queue[K]) Open() { q.open.Store(true) }
 
 // Add adds a key.
@@ -43,8 +45,8 @@ func (q *Queue[K]) AddAfter(key K, delay time.Duration) {
 	}
 }
 
-// Contained returns a panic as an error. One object that the code did not foresee must not stop the work on all
-// others, and in each process that becomes the leader.
+// Contained calls step and returns a panic as an error. An object that the code cannot handle must
+// not stop the work on all others, in each new leader.
 func Contained(step func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

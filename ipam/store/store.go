@@ -36,8 +36,8 @@ func New(ips *client.FloatingIPs) *Store {
 	return &Store{ips: ips}
 }
 
-// Create creates the object of a free address. It fails with ErrTaken if the address
-// has one already.
+// Create creates the object of a free address. It fails with ErrTaken if the address has an object
+// already.
 func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {
 	created, err := s.ips.Create(ctx, ip, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -49,7 +49,8 @@ func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.
 	return created, nil
 }
 
-// Reserve takes a free address out of circulation that an owner has from elsewhere; the reason is for people. It fails with ErrTaken as Create does.
+// Reserve takes a free address out of circulation, because owner has it from another source. The
+// reason is for people. Reserve fails with ErrTaken, as Create does.
 func (s *Store) Reserve(ctx context.Context, addr netip.Addr, pool string, owner v1alpha1.Owner, reason string) error {
 	_, err := s.Create(ctx, &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr), Annotations: map[string]string{v1alpha1.AnnotationReason: reason}},
@@ -76,9 +77,9 @@ func (s *Store) Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1al
 	return updated, nil
 }
 
-// updatePatch returns a JSON patch (RFC 6902) that replaces the spec as a whole. It also
-// sets UID and resource version, so that the API server compares them with the present
-// ones and answers 409 Conflict if they differ.
+// updatePatch returns a JSON patch (RFC 6902) that replaces the spec as a whole. It also sets UID
+// and resource version, so that the API server compares them with the present ones. The API server
+// answers 409 Conflict if they differ.
 func updatePatch(seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) ([]byte, error) {
 	return json.Marshal([]map[string]any{
 		{"op": "replace", "path": "/metadata/uid", "value": seen.UID},

@@ -15,23 +15,24 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Watch reports claims, and the addresses in use that its view has, to a Handler. Safe for concurrent use.
+// Watch reports the claims and FloatingIPs of its view to a Handler. Safe for concurrent use.
 type Watch struct {
 	claims  cache.Store
 	handled []cache.DoneChecker
 }
 
-// Handler has the callbacks of a Watch. Calls for one kind are serial, and for one
-// object in the order of the API server; calls for different kinds may overlap.
+// Handler has the callbacks of a Watch. Calls for one kind are serial. Calls for one object come in
+// the order of the API server. Calls for different kinds may overlap.
 type Handler struct {
-	// ClaimChanged is called with a claim that is new or changed.
+	// ClaimChanged is called with a new or changed claim.
 	ClaimChanged func(claim *v1alpha1.IPClaim)
-	// Observed is called with a FloatingIP that is new or changed.
+	// Observed is called with a new or changed FloatingIP.
 	Observed func(ip *v1alpha1.FloatingIP)
-	// Reverted is called instead of Observed where the version of the FloatingIP is older than the
-	// one that the API server had before, at version: a backup of its data was restored.
+	// Reverted is called instead of Observed if the API server returned to an older version of the
+	// FloatingIP, because a backup of its data was restored. version is a version at which the API
+	// server had this object.
 	Reverted func(version uint64, ip *v1alpha1.FloatingIP)
-	// Forgotten is called with the last known state of a deleted FloatingIP. final: it is
+	// Forgotten is called with the last known state of a deleted FloatingIP. final says that this is
 	// the state at its deletion; otherwise the watch missed the deletion.
 	Forgotten func(ip *v1alpha1.FloatingIP, final bool)
 }
@@ -67,8 +68,8 @@ func NewWatch(seen *view.View, handler Handler) (*Watch, error) {
 	return w, nil
 }
 
-// handle calls a handler with an informer's events. No resync: the handler needs each state only
-// once.
+// handle calls a handler with an informer's events. There is no resync, because the handler needs
+// each state only once.
 func (w *Watch) handle(informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
 	registration, err := informer.AddEventHandlerWithResyncPeriod(handler, 0)
 	if err != nil {
@@ -78,9 +79,8 @@ func (w *Watch) handle(informer cache.SharedIndexInformer, handler cache.Resourc
 	return nil
 }
 
-// observeUpdate tells an update from a deletion and a new creation. An informer reports
-// both as an update if it lists the objects again and has missed the deletion. And it tells a
-// change from a return to a former state.
+// observeUpdate distinguishes three kinds of updates: a change; a deletion and new creation, which
+// an informer reports as an update if it missed the deletion; and a return to a former state.
 func observeUpdate(handler Handler, before, after any) {
 	old, ip := before.(*v1alpha1.FloatingIP), after.(*v1alpha1.FloatingIP)
 	if old.UID != ip.UID {
@@ -96,13 +96,13 @@ func observeUpdate(handler Handler, before, after any) {
 	}
 }
 
-// Claim returns the cached claim, nil if there is none. The caller must not modify it.
+// Claim returns the cached claim; nil if there is none. The caller must not modify it.
 func (w *Watch) Claim(namespace, name string) *v1alpha1.IPClaim {
 	return view.Get[v1alpha1.IPClaim](w.claims, namespace+"/"+name)
 }
 
-// WaitForSync blocks until the handler has been called for all objects that existed when
-// the view began to run, and the pools are complete. It returns false if ctx ends before.
+// WaitForSync blocks until the handler has been called for all objects that existed when the view
+// began to run, and the pools are complete. It returns false if ctx ends first.
 func (w *Watch) WaitForSync(ctx context.Context) bool {
 	return cache.WaitFor(ctx, "Berth's objects", w.handled...)
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tenure logs who has an address, and until when: a line for each change, at the
-// level that every log has, with the same keys from every program. "kubectl berth history"
-// reads these lines.
+// Package tenure logs who has an address, and until when: one line for each change, at the default
+// log level, with the same keys in every program. "kubectl berth history" reads these lines.
 package tenure
 
 import (
@@ -11,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Change of who has an address. Its text is the message of the line.
+// Change is a change of the holder or owner of an address. Its text is the message of the line.
 type Change string
 
 const (
@@ -36,8 +35,9 @@ const (
 	KeyWhy       = "why"
 )
 
-// Log logs a change. ip is the record that has the pod: the new one for Bound, the former one for the others.
-// No logger of a context is used: kube-scheduler's adds values of its own under some of the keys.
+// Log logs a change. ip is the record with the pod: the new record for Bound, otherwise the former
+// one. Log does not use the logger of a context, because kube-scheduler's logger adds its own
+// values under some of the keys.
 func Log(change Change, ip *v1alpha1.FloatingIP, why string) {
 	klog.Background().Info(string(change), values(ip, why)...)
 }

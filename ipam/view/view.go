@@ -4,11 +4,10 @@
 // each kind, and one compilation of the pools, shared by all parts of the process. It
 // writes nothing.
 //
-// Each event handler of an informer has its own goroutine. All handlers of one kind see
-// the same events in the same order, after the cache has them, but a handler may be
-// ahead of another. The book of addresses is such a handler. So code that acts on the
-// cache must tolerate that the book is slightly behind it, and code that acts on the
-// book that the cache is ahead.
+// Each event handler of an informer has its own goroutine. All handlers of one kind see the same
+// events in the same order, after the cache has them, but one handler may be ahead of another. The
+// book of addresses is such a handler. So code that uses the cache and the book must tolerate that
+// the book is slightly behind the cache.
 package view
 
 import (
@@ -44,8 +43,8 @@ func New(api *client.Client, resync time.Duration) (*View, error) {
 		client.NewIPPoolInformer(api.IPPools, 0), client.NewIPClaimInformer(api, 0))
 }
 
-// NewWithoutFloatingIPs returns a View of all but the FloatingIPs, for a process that keeps those
-// in another form.
+// NewWithoutFloatingIPs returns a View without FloatingIPs, for a process that keeps them in
+// another form.
 func NewWithoutFloatingIPs(api *client.Client) (*View, error) {
 	return Of(nil, client.NewIPPoolInformer(api.IPPools, 0), client.NewIPClaimInformer(api, 0))
 }
@@ -117,8 +116,8 @@ func (v *View) informers() []cache.SharedIndexInformer {
 	return []cache.SharedIndexInformer{v.FloatingIPs, v.IPPools, v.IPClaims}
 }
 
-// DropManagedFields takes the managed fields from an object before it is kept: nothing in
-// Berth reads them.
+// DropManagedFields removes the managed fields from an object before it is cached: nothing in Berth
+// reads them.
 func DropManagedFields(object any) (any, error) {
 	// An object without managed fields may be in use already: do not write to it.
 	if accessor, err := meta.Accessor(object); err == nil && accessor.GetManagedFields() != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package virtualmachine finds the VirtualMachine that a pod of KubeVirt works for: its controller is a
-// VirtualMachineInstance, which lives from one start of the machine to the next stop.
+// Package virtualmachine finds the VirtualMachine of a pod of KubeVirt. The pod's controller is a
+// VirtualMachineInstance, which lives from a start of the machine to its next stop.
 package virtualmachine
 
 import (
@@ -22,8 +22,8 @@ import (
 // Resource of VirtualMachineInstances.
 var Resource = schema.GroupVersionResource{Group: "kubevirt.io", Version: "v1", Resource: "virtualmachineinstances"}
 
-// Instances knows the metadata of VirtualMachineInstances, from when one is first asked for: most clusters have
-// none. Safe for concurrent use.
+// Instances has the metadata of VirtualMachineInstances. Its watch begins at the first Get, because
+// most clusters have no VirtualMachineInstances. Safe for concurrent use.
 type Instances struct {
 	client metadata.Interface
 
@@ -46,7 +46,8 @@ func (i *Instances) Run(ctx context.Context) {
 	i.running.Wait()
 }
 
-// Get returns the metadata of an instance, without I/O. One that is unknown may be known at the next attempt.
+// Get returns the metadata of an instance, without I/O. An unknown instance may be known at the
+// next attempt.
 func (i *Instances) Get(namespace, name string) (metav1.Object, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

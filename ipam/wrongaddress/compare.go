@@ -12,9 +12,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// HasNetworks returns whether a pod has networks beside the first. Its floating IPs may be on one of them, whose
-// addresses status.podIPs does not have. Such a pod also has [v1alpha1.AnnotationNetworkStatus], again if a user
-// drops it.
+// HasNetworks returns whether a pod has networks beside the first. Its floating IPs may be on one
+// of these networks, and status.podIPs does not list their addresses. Such a pod also has
+// [v1alpha1.AnnotationNetworkStatus]; Berth writes it again if a user removes it.
 func HasNetworks(pod *v1.Pod) bool {
 	_, named := pod.Annotations[v1alpha1.AnnotationNetworks]
 	_, attached := pod.Annotations[v1alpha1.AnnotationNetworkStatus]

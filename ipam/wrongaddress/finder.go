@@ -26,30 +26,31 @@ import (
 
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// EventWrongAddress (Warning on Pod): the pod runs with an address of another CNI plugin, and
-	// nobody answers for its own. Do: see docs/how-to/troubleshooting.md#berthpodshavewrongaddresses.
+	// EventWrongAddress (Warning on Pod): the pod runs with an address of another CNI plugin, and no
+	// node answers for its own address. Do: see
+	// docs/how-to/troubleshooting.md#berthpodshavewrongaddresses.
 	EventWrongAddress = "WrongAddress"
 )
 
 const (
 	// interval is how often all pods are compared.
 	interval = 20 * time.Second
-	// mostEvictions is how many pods one round evicts, so that a mistake or a large fault ends
-	// no whole application at once.
+	// mostEvictions is how many pods one round evicts at most, so that a mistake or a large fault does
+	// not end a whole application at once.
 	mostEvictions = 5
-	// rest is how long after an eviction the next pod with the address is left alone: if it has a
-	// wrong address again, another eviction would not help soon.
+	// rest is how long after an eviction the next pod with the same address is not evicted: if it has
+	// a wrong address again, another eviction would not help soon.
 	rest = 10 * time.Minute
 )
 
 // Config has the dependencies of a Finder.
 type Config struct {
-	// Pods are slim (reclaim.Slim).
+	// Pods may be transformed by reclaim.Slim.
 	Pods corelisters.PodLister
 	// Recorded returns the FloatingIPs that record the pod of a UID.
 	Recorded func(uid types.UID) []*v1alpha1.FloatingIP
 	Events   event.Recorder
-	// Evict ends a pod unless a PodDisruptionBudget forbids it; nil: pods are left alone.
+	// Evict evicts a pod unless a PodDisruptionBudget forbids it; nil: no pod is evicted.
 	Evict func(ctx context.Context, eviction *policyv1.Eviction) error
 	Count *metrics.Gauge
 }
@@ -78,7 +79,6 @@ func New(config Config) *Finder {
 // Run looks until ctx ends. The caches must be filled.
 func (f *Finder) Run(ctx context.Context) { wait.UntilWithContext(ctx, f.round, interval) }
 
-// round compares all pods once.
 func (f *Finder) round(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	pods, err := f.Pods.List(labels.Everything())
@@ -99,7 +99,7 @@ func (f *Finder) round(ctx context.Context) {
 		}
 		found[pod.UID] = true
 		if !f.known[pod.UID] {
-			// A pod that is found twice is not one whose status is on its way.
+			// Only pods that are found twice count: after one round the status may just be late.
 			f.say(ctx, pod, own)
 			continue
 		}
@@ -120,7 +120,8 @@ func (f *Finder) round(ctx context.Context) {
 	f.Count.Set(float64(len(found)))
 }
 
-// mayEvict says whether the pod's workload makes it again, and this was not tried a moment ago.
+// mayEvict says whether the pod's workload will create a new pod, and no pod with its addresses was
+// evicted recently.
 func (f *Finder) mayEvict(pod *v1.Pod, own []netip.Addr) bool {
 	return f.Evict != nil && metav1.GetControllerOfNoCopy(pod) != nil &&
 		!slices.ContainsFunc(own, func(addr netip.Addr) bool { return !f.evicted[addr].IsZero() })
@@ -133,13 +134,12 @@ func (f *Finder) evict(ctx context.Context, pod *v1.Pod) error {
 	})
 }
 
-// say emits the event.
 func (f *Finder) say(ctx context.Context, pod *v1.Pod, own []netip.Addr) {
 	var has []string
 	for _, ip := range pod.Status.PodIPs {
 		has = append(has, ip.IP)
 	}
-	note := fmt.Sprintf("The pod runs with %s on node %s, and not with its own %s, for which nobody answers: another CNI plugin made its network. Delete the pod, so that it gets its address on a node with a ready agent",
+	note := fmt.Sprintf("The pod runs with %s on node %s instead of its own %s, for which no node answers: another CNI plugin made the pod's network. Delete the pod, so that it gets its address on a node with a ready agent",
 		strings.Join(has, ", "), pod.Spec.NodeName, join(own))
 	event.Warning(EventWrongAddress, note).Record(f.Events, pod, nil, "Compare")
 	klog.FromContext(ctx).Info("A pod runs with a wrong address", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "has", has, "floatingIPs", own)

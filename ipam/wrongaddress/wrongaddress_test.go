@@ -139,7 +139,7 @@ func TestFinderTells(t *testing.T) {
 	for range 3 {
 		w.finder.round(t.Context())
 	}
-	want := []string{"Warning WrongAddress bad The pod runs with 10.244.0.9 on node node7, and not with its own 10.0.70.2, for which nobody answers: another CNI plugin made its network. Delete the pod, so that it gets its address on a node with a ready agent"}
+	want := []string{"Warning WrongAddress bad The pod runs with 10.244.0.9 on node node7 instead of its own 10.0.70.2, for which no node answers: another CNI plugin made the pod's network. Delete the pod, so that it gets its address on a node with a ready agent"}
 	if !slices.Equal(w.said, want) {
 		t.Errorf("said %q, want %q", w.said, want)
 	}

@@ -14,21 +14,21 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// agents knows the nodes that have a ready Berth agent, by the agents' pods. On other nodes
-// another CNI plugin would give a pod its address. Safe for concurrent use.
+// agents knows the nodes with a ready Berth agent, by the agents' pods. On other nodes another CNI
+// plugin would give a pod its address. Safe for concurrent use.
 type agents struct {
 	// namespace of the agents' pods; empty: nodes need no agent.
 	namespace string
 	// ready has the nodes with a ready agent.
 	ready sync.Map
-	// covered is how many of the known nodes have a ready agent.
+	// covered is the number of known nodes with a ready agent.
 	covered atomic.Int64
 
 	mu    sync.Mutex
 	nodes map[string]bool
 	// pods are the ready agents of each of these.
 	pods map[string]map[types.UID]bool
-	// lost says since when known nodes have no ready agent that had one.
+	// lost has the known nodes that lost their ready agent, and since when.
 	lost map[string]time.Time
 }
 
@@ -45,8 +45,8 @@ func (a *agents) has(node string) bool {
 	return ready
 }
 
-// missing returns how many of kube-scheduler's nodes have no ready agent. If the scheduler knows
-// other nodes at the moment, the number is wrong, but not 0.
+// missing returns how many of kube-scheduler's nodes have no ready agent. If the plugin and
+// kube-scheduler know different nodes at the moment, the number may be wrong, but it is not 0.
 func (a *agents) missing(nodes int) int {
 	if a.namespace == "" {
 		return 0
@@ -57,8 +57,8 @@ func (a *agents) missing(nodes int) int {
 	return 1
 }
 
-// seen notes the state of a pod. It returns the node that has a ready agent by it, and had none;
-// empty: no node.
+// seen notes the state of a pod. It returns the node that got its first ready agent by this; empty:
+// no node.
 func (a *agents) seen(pod *v1.Pod) (gained string) {
 	if a.namespace == "" || pod.Namespace != a.namespace {
 		return ""
@@ -125,10 +125,12 @@ func (a *agents) know(name string, known bool) {
 	}
 }
 
-// lostFor is how long a node counts as one that lost its agent: later nobody misses it.
+// lostFor is how long a node counts as having lost its agent. After that it counts as a node
+// without an agent.
 const lostFor = 24 * time.Hour
 
-// tally counts the known nodes by their agent: ready, lost if the node itself is not, or none.
+// tally counts the known nodes by their agent: ready, lost (only if the node itself is not lost),
+// or none.
 func (a *agents) tally(now time.Time, isLost func(node string) bool) map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -147,12 +149,12 @@ func (a *agents) tally(now time.Time, isLost func(node string) bool) map[string]
 	return n
 }
 
-// mostNamed is how many nodes without an agent are named to the pods that wait: each name is a
-// reason of its own in kube-scheduler's message.
+// mostNamed is how many nodes without an agent are named in messages about waiting pods: each name
+// is a separate reason in kube-scheduler's message.
 const mostNamed = 3
 
-// noAgent returns the rejection of a node without a ready agent; missing is how many there are.
-// No preemption helps. A pool that serves another node does.
+// noAgent returns the rejection of a node without a ready agent; missing is the number of such
+// nodes. Preemption does not help, but a pool that serves another node does.
 func noAgent(node string, missing int) *ipam.Rejection {
 	reason := ipam.ReasonNoAgent
 	if missing <= mostNamed {

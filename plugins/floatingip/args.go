@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/ipam/remote"
 )
 
-// Args are the plugin's arguments in pluginConfig. All profiles of a process must
-// have the same.
+// Args are the plugin's arguments in pluginConfig. They must be the same in all profiles of a
+// process.
 type Args struct {
 	// GalaxyAliases makes the plugin accept Galaxy's annotations and resource names
 	// in place of Berth's.
@@ -22,8 +22,8 @@ type Args struct {
 	// pods that ask for a floating IP. Empty: $POD_NAMESPACE; if that is empty, too, nodes need
 	// no agent.
 	AgentNamespace string `json:"agentNamespace,omitempty"`
-	// Assigner configures the connection to the external assigner, for pools that
-	// need it. The zero value: there is none.
+	// Assigner configures the connection to the external assigner, for pools that need it. The zero
+	// value means that there is no external assigner.
 	Assigner remote.Options `json:"assigner,omitzero"`
 }
 

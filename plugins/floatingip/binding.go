@@ -22,11 +22,12 @@ import (
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
-// EventOtherPool (Normal on Pod): an address was kept for the pod in a pool that its request does not name any more, and it has one of
-// another pool now. The note says what becomes of the kept address.
+// EventOtherPool (Normal on Pod): an address was kept for the pod in a pool that its request does
+// not name any more, so the pod has an address of another pool now. The note says what happens to
+// the kept address.
 const EventOtherPool = "OtherPool"
 
-// PreBindPreFlight has PreBind run only for addresses that the external assigner attaches.
+// PreBindPreFlight skips PreBind unless the external assigner must attach addresses.
 func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
 	result := &fwk.PreBindPreFlightResult{AllowParallel: true}
 	if s := stateOf(state); s == nil || s.reservation == nil || !pl.addresses.NeedsAssigner(s.reservation) {
@@ -35,8 +36,8 @@ func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v
 	return result, nil
 }
 
-// PreBind commits the reservation and has the external assigner attach its addresses. A preemption cancels ctx
-// instead of deleting the pod; Unreserve then takes the commit back.
+// PreBind commits the reservation, and the external assigner attaches its addresses. A preemption
+// cancels ctx instead of deleting the pod. Unreserve then takes the commit back.
 func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) *fwk.Status {
 	s := stateOf(state)
 	s.preBound = true
@@ -47,8 +48,8 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return fwk.AsStatus(err)
 }
 
-// Bind commits the reservation, if PreBind did not, and binds the pod with an annotation that names its
-// FloatingIPs: the API server copies a Binding's annotations onto the pod. Bind leaves pods
+// Bind commits the reservation, if PreBind did not, and binds the pod with an annotation that names
+// its FloatingIPs: the API server copies a Binding's annotations onto the pod. Bind leaves pods
 // without a floating IP to the next bind plugin.
 func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
@@ -80,23 +81,25 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		return nil
 	}
 	if isRefusal(err) {
-		// Another scheduler bound the pod, it is gone, or its next attempt may be on a node of another pool.
+		// Another scheduler bound the pod, the pod is gone, or its next attempt may be on a node of
+		// another pool.
 		err = pl.abandon(ctx, pod, s.reservation, err)
 	}
 	return fwk.AsStatus(err)
 }
 
-// isRefusal returns whether the API server answered that it did not carry a request out. After a timeout it may yet do
-// so, and an error of etcd has no reason.
+// isRefusal returns whether the API server answered that it did not carry a request out. After a
+// timeout the API server may still carry the request out. An error of etcd has no reason.
 func isRefusal(err error) bool {
 	return !slices.Contains([]metav1.StatusReason{metav1.StatusReasonUnknown, metav1.StatusReasonTimeout, metav1.StatusReasonServerTimeout}, apierrors.ReasonForError(err))
 }
 
-// abandonBackoff is for an API server that fails for a moment. If all attempts
-// fail, the pod keeps the addresses until it ends or the controller frees them.
+// abandonBackoff is for short failures of the API server. If all attempts fail, the pod keeps the
+// addresses until it ends or the controller frees them.
 var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.1}
 
-// abandon takes back the commit of an attempt that failed. It returns because, joined with its own error if it fails.
+// abandon takes back the commit of a failed attempt. It returns the error of the attempt, joined
+// with its own error if it fails, too.
 func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
 	var err error
 	ended := wait.ExponentialBackoffWithContext(ctx, abandonBackoff, func(ctx context.Context) (bool, error) {
@@ -115,12 +118,13 @@ func (pl *Plugin) abandonOnce(ctx context.Context, pod *v1.Pod, r *ipam.Reservat
 		return err
 	}
 	if now != nil && now.UID == pod.UID && now.Spec.NodeName == r.Node() {
-		return nil // It may be bound with them. The controller frees them if the pod runs with others.
+		return nil // The pod may be bound with these addresses. If it runs with others, the controller frees them.
 	}
 	return pl.addresses.Abandon(ctx, r)
 }
 
-// commit commits the reservation, and takes the commit back if the pod is gone or bound by another scheduler.
+// commit commits the reservation, and takes the commit back if the pod is gone or bound by another
+// scheduler.
 func (pl *Plugin) commit(ctx context.Context, pod *v1.Pod, r *ipam.Reservation) error {
 	started := time.Now()
 	err := pl.addresses.Commit(ctx, r, livePods{pl.handle.ClientSet()})

@@ -10,23 +10,26 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// cause says why a pod waits, for operators. Several at once are bits.
+// cause says why a pod waits, for operators. It is a set of bits, because a pod may have several
+// causes.
 type cause uint8
 
 const (
-	// causeAddress: the pools that it may use have no address for it.
+	// causeAddress: the pools that the pod may use have no address for it.
 	causeAddress cause = 1 << iota
-	// causeOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
+	// causeOwner: the workload or claim may have no more addresses, or keeps addresses that these
+	// nodes do not reach.
 	causeOwner
-	// causeAgent: nodes of its pools have no ready agent.
+	// causeAgent: nodes of the pod's pools have no ready agent.
 	causeAgent
-	// causeSession: nodes of its pools have no established BGP session, and a pool requires one.
+	// causeSession: nodes of the pod's pools have no established BGP session, and a pool requires a
+	// session.
 	causeSession
-	// causePool: no pool that it may use serves the nodes.
+	// causePool: no pool that the pod may use serves the nodes.
 	causePool
 )
 
-// causeOf is the cause of a lack on one node.
+// causeOf returns the cause of a lack on one node.
 func causeOf(lack ipam.Lack) cause {
 	switch {
 	case lack&ipam.LackAddress != 0:
@@ -39,7 +42,8 @@ func causeOf(lack ipam.Lack) cause {
 	return causePool
 }
 
-// String is the first cause of several: nodes differ, and what the pools lack concerns most of them.
+// String returns the first of several causes. The causes of nodes differ, and a lack of the pools
+// concerns most nodes.
 func (c cause) String() string {
 	switch {
 	case c&causeAddress != 0:
@@ -54,19 +58,21 @@ func (c cause) String() string {
 	return "pool"
 }
 
-// why says why a pod waits: the causes, and the only pool that can serve it; empty: several or none.
+// why says why a pod waits: the causes, and the only pool that can serve the pod. pool is empty if
+// several pools or none can.
 type why struct {
 	causes cause
 	pool   string
 }
 
-// group is the waiting pods that are counted together.
+// group is the labels of waiting pods that are counted together.
 type group struct{ namespace, pool, cause string }
 
-// mostGroups bounds the series of a metric: users make namespaces.
+// mostGroups limits the number of series of a metric, because users can create many namespaces.
 const mostGroups = 100
 
-// bounded puts the pods of small groups together, without namespace and pool, where there are too many. Pure.
+// bounded adds the smallest groups together, without namespace and pool, if there are too many
+// groups. It is pure.
 func bounded(groups map[group]int) map[group]int {
 	if len(groups) <= mostGroups {
 		return groups

@@ -26,12 +26,12 @@ import (
 	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
-// customSets finds for how many pods workloads of custom kinds keep addresses. A few
-// workers read the workloads while pods wait. A workload that cannot be read has no
-// fixed set, so no pod waits for long. Safe for concurrent use.
+// customSets finds for how many pods workloads of custom kinds keep addresses. A few workers read
+// the workloads while pods wait. A workload that cannot be read counts as having no fixed set, so
+// no pod waits for long. Safe for concurrent use.
 //
-// A pod's author may have made up its owner. Such an owner takes a worker's time, and
-// delays the pods whose workloads are queued behind it by no more than patience.
+// A pod's author may have invented the pod's owner. Such an owner takes a worker's time. It delays
+// the pods whose workloads are queued behind it by at most patience.
 type customSets struct {
 	reader customReader
 	// changed is called after a workload was read.
@@ -39,10 +39,10 @@ type customSets struct {
 	queue   workqueue.TypedRateLimitingInterface[*customSet]
 
 	mu sync.Mutex
-	// sets are listed by the owner's UID as pods give it. The UID alone does not tell
-	// owners apart: a pod's author can write any UID.
+	// sets has the sets by the owner's UID in pods. The UID alone does not identify an owner, because
+	// a pod's author can write any UID.
 	sets map[types.UID]map[setName]*customSet
-	// complained are the kinds for which an error was logged.
+	// complained has the kinds for which an error was logged.
 	complained map[schema.GroupKind]bool
 }
 
@@ -58,13 +58,13 @@ type customReader interface {
 // customSet is the state of reading one workload.
 type customSet struct {
 	owner ipam.Owner
-	// asked is when a pod last asked for it.
+	// asked is when a pod last asked for the set.
 	asked time.Time
-	// wanted is when it was queued to be read; zero: it is not queued.
+	// wanted is when the workload was queued to be read; zero: it is not queued.
 	wanted time.Time
 	// read is when the last reading ended, also a failed one; zero: never.
 	read time.Time
-	// none: the last reading found no fixed set, or failed.
+	// none says that the last reading found no fixed set, or failed.
 	none bool
 }
 
@@ -73,11 +73,11 @@ const (
 	// readTimeout limits one request; patience limits all attempts to read a workload.
 	readTimeout = 5 * time.Second
 	patience    = 10 * time.Second
-	// askAgain is the interval of reading a workload that could not be read or has no
-	// fixed set, checkAgain of one whose kind is not watched.
+	// askAgain is the interval at which a workload is read again that could not be read or has no
+	// fixed set. checkAgain is the interval for workloads whose kind is not watched.
 	askAgain   = time.Minute
 	checkAgain = 5 * time.Second
-	// forgetAfter is longer than kube-scheduler leaves a pod without an attempt.
+	// forgetAfter is longer than the longest time between two attempts of kube-scheduler for a pod.
 	forgetAfter = 15 * time.Minute
 )
 
@@ -122,8 +122,9 @@ func (e *beingReadError) Error() string {
 	return fmt.Sprintf("%s %q is being read to find how many addresses it keeps", e.owner.Kind, e.owner.Name)
 }
 
-// size returns the size of a workload's fixed set, by its strategy. known is false if
-// it has none. The error is a *beingReadError: changed will be called.
+// size returns the size of a workload's fixed set, by its strategy. known is false if the workload
+// has no fixed set. The error is a *beingReadError: changed will be called when the workload has
+// been read.
 func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	w, standing := s.reader.Cached(recorded(owner))
 	now := time.Now()
@@ -149,7 +150,7 @@ func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, er
 	return fixedset.Size{}, false, &beingReadError{*owner}
 }
 
-// setName is the owner of a set, without the UID.
+// setName identifies the owner of a set, without the UID.
 type setName struct {
 	schema.GroupKind
 	namespace, name string
@@ -166,7 +167,6 @@ func (s *customSets) setOf(owner *ipam.Owner) *customSet {
 	return s.sets[uid][name]
 }
 
-// recorded returns an owner as FloatingIPs record it.
 func recorded(owner *ipam.Owner) *v1alpha1.Owner {
 	return &v1alpha1.Owner{
 		APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID),
@@ -180,8 +180,8 @@ func (s *customSets) want(set *customSet, now time.Time) {
 	}
 }
 
-// noticed is called when a workload changed. It queues the workload if a pod asked for
-// it since it was last read.
+// noticed is called when a workload changed. It queues the workload if a pod has asked for it since
+// it was last read.
 func (s *customSets) noticed(workload metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +214,6 @@ func (s *customSets) run(ctx context.Context) {
 	s.reader.Wait()
 }
 
-// kinds returns the kinds of the workloads that pods ask for.
 func (s *customSets) kinds() map[schema.GroupKind]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +244,7 @@ func (s *customSets) purge() {
 	}
 }
 
-// next reads one workload. It returns false when there will be no more.
+// next reads one workload. It returns false after the queue was shut down.
 func (s *customSets) next(ctx context.Context) bool {
 	set, shutdown := s.queue.Get()
 	if shutdown {
@@ -258,7 +257,7 @@ func (s *customSets) next(ctx context.Context) bool {
 		return true // It was read in the meantime.
 	}
 	owner, since := set.owner, set.wanted
-	set.wanted = time.Time{} // A change during the reading must queue it again.
+	set.wanted = time.Time{} // A change during the reading must queue the workload again.
 	s.mu.Unlock()
 
 	err := errTooLate
@@ -286,10 +285,9 @@ func (s *customSets) next(ctx context.Context) bool {
 	return true
 }
 
-// errTooLate is the error of a workload that waited longer than patience to be read.
 var errTooLate = errors.New("too many other workloads wait to be read")
 
-// complain logs the first error of a kind, and the first success after it.
+// complain logs the first error for a kind of workload, and the first success after it.
 func (s *customSets) complain(ctx context.Context, owner *ipam.Owner, err error) {
 	kind := groupKindOf(owner)
 	s.mu.Lock()

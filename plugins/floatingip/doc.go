@@ -6,10 +6,10 @@
 //	PreFilter  serial    compiles the pod into a request; finds its candidates
 //	Filter     parallel  do the node's pools have an address for every part, and is its
 //	                     agent ready?
-//	PostFilter serial    no preemption for addresses that come free anyway
-//	Score      parallel  how many free addresses do they have?
+//	PostFilter serial    prevents preemption for addresses that become free anyway
+//	Score      parallel  how many free addresses do the pools have?
 //	Reserve    serial    takes the addresses in memory, all or none
-//	PreBind    parallel  commits them and has the external assigner attach them, if a
+//	PreBind    parallel  commits them, and the external assigner attaches them, if a
 //	                     pool needs it
 //	Bind       parallel  commits the others: one API write each; then posts the Binding,
 //	                     with the FloatingIPs' names as an annotation
@@ -17,24 +17,22 @@
 //
 // PreFilterExtensions remove the victims of a preemption: [Plugin.RemovePod].
 //
-// kube-scheduler writes status.nominatedNodeName before it calls a PreBind that has work
-// to do (NominatedNodeNameForExpectation, on since 1.35), which would be a second write for
-// each pod. So PreBind has work only for the external assigner, which may be slow: the
-// cluster autoscaler then sees the node, volumes are provisioned meanwhile, and a
-// preemption cancels the attempt instead of deleting the pod.
+// kube-scheduler writes status.nominatedNodeName before it calls a PreBind that has work to do
+// (NominatedNodeNameForExpectation, on since 1.35). This would be a second write for each pod. So
+// PreBind has work only for the external assigner, which may be slow. Then PreBind has advantages:
+// the cluster autoscaler sees the node, volumes are provisioned meanwhile, and a preemption cancels
+// the attempt instead of deleting the pod.
 //
 // # Waking pods up
 //
-// Pods that found no address wait in the scheduling queue. When the book sees that
-// addresses came free, the plugin wakes as many pods (Handle.Activate): see [line].
-// It registers no cluster event for FloatingIPs: the scheduler would watch them with
-// another informer, which may be ahead of the book. A pod woken by that informer would
-// find the book unchanged and wait again
-// (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches
-// a pod that is being scheduled at that moment. The plugin also wakes pods when a pool
-// serves a node because the node's InternalIP changed, or because the node's agent
-// became ready, or because a nominated pod is no longer to get addresses there:
-// kube-scheduler has no event for that.
+// Pods that found no address wait in the scheduling queue. When the book sees that addresses became
+// free, the plugin wakes as many pods (Handle.Activate): see [line]. It registers no cluster event
+// for FloatingIPs: the scheduler would watch them with another informer, which may be ahead of the
+// book. A pod woken by that informer would find the book unchanged and wait again
+// (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches a pod that is
+// being scheduled at that moment. The plugin also wakes pods in three cases for which
+// kube-scheduler has no event: a pool serves a node because the node's InternalIP changed; the
+// node's agent became ready; a nominated pod will not get addresses on the node any more.
 //
 // # Caveats
 //

@@ -14,15 +14,15 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// ending lists the addresses of pods that end or have ended, until the controller has had them detached
-// and freed them or kept them for their owners. Safe for concurrent use.
+// ending lists the addresses of pods that are ending or have ended, until the controller has freed
+// them or retained them for their owners (and they are detached). Safe for concurrent use.
 type ending struct {
 	book bookOfHolders
 	pods *knownPods
 
 	mu      sync.Mutex
 	holders map[netip.Addr]ipam.Holder
-	// read: holders has the addresses of pods that ended before the book was read.
+	// read says that holders has the addresses of pods that ended before the book was read.
 	read bool
 }
 
@@ -33,9 +33,9 @@ type bookOfHolders interface {
 	EndingHolders() map[netip.Addr]ipam.Holder
 }
 
-// endsSoon is how far the time at which a pod is to be gone may be ahead, or past, for its addresses
-// to count: a pod with a longer grace period is not worth waiting for, and one that is overdue may
-// never end.
+// endsSoon is how far the end of a pod's grace period may be in the future, or in the past, for its
+// addresses to count. A pod with a longer grace period is not worth waiting for. A pod that is
+// overdue for longer may never end.
 const endsSoon = time.Minute
 
 func newEnding(book bookOfHolders, pods *knownPods) *ending {
@@ -50,7 +50,7 @@ func (e *ending) add(pod *v1.Pod) {
 	maps.Copy(e.holders, holders)
 }
 
-// changed forgets an address that came free, or that its owner keeps without a pod.
+// changed forgets an address that became free, or that its owner keeps without a pod.
 func (e *ending) changed(change ipam.Change) {
 	if change.Addr.IsValid() {
 		e.mu.Lock()
@@ -59,14 +59,14 @@ func (e *ending) changed(change ipam.Change) {
 	}
 }
 
-// preemption returns what the pods that end soon, or have ended, leave to a request, in the terms of
-// a preemption that has ended them. The changes are one freed address of each pool. ok is false if
-// they leave nothing.
+// preemption returns the addresses that pods which end soon, or have ended, leave to a request, in
+// the form of a preemption that has ended these pods. changes has one freed address of each pool.
+// ok is false if the pods leave nothing.
 func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption, changes []ipam.Change, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.read {
-		// Nobody asks before the informers and the book have been read.
+		// preemption is not called before the informers and the book have been read.
 		maps.Copy(e.holders, e.book.EndingHolders())
 		e.read = true
 	}
@@ -75,7 +75,7 @@ func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption,
 		switch now := e.book.HolderOf(addr); {
 		case now == ipam.Holder{} || now.UID != "" && now != holder:
 			delete(e.holders, addr)
-		case now.UID == "" || e.isComing(holder): // It is to be detached, or its pod ends.
+		case now.UID == "" || e.isComing(holder): // The address must be detached, or its pod is ending.
 			candidates.AddEnd(left, addr)
 		}
 	}
@@ -89,7 +89,7 @@ func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption,
 	return left, changes, len(left.Freed)+len(left.Held)+len(left.Left) > 0
 }
 
-// isComing says whether a holder has ended, or will within endsSoon.
+// isComing says whether a holder has ended, or will end within endsSoon.
 func (e *ending) isComing(holder ipam.Holder) bool {
 	pod := e.pods.get(holder.Namespace, holder.Name)
 	if ipam.IsGone(pod, holder.UID) {

@@ -16,15 +16,17 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// EventsToRegister returns the events that can make a rejected pod schedulable,
-// other than changes of the book: pools that may serve it serve another node, a change of
-// the pod's annotations, a claim of its volumes, and room on a node that caps addresses. For freed addresses, changed
-// pools and nodes whose own addresses changed see the package documentation.
+// EventsToRegister returns the events, other than changes of the book, that can make a rejected pod
+// schedulable: a pool that may serve the pod serves another node; the pod's annotations changed; a
+// PersistentVolumeClaim of the pod was created; a node that caps addresses has room again. For
+// freed addresses, changed pools and nodes whose InternalIPs changed see the package documentation.
 //
-// A node's taints help no pod that this plugin rejected. For a plugin that registers new nodes, but no
-// taints, kube-scheduler would queue all pods at every taint, and each new node loses one.
+// A change of a node's taints does not help a pod that this plugin rejected, but the plugin
+// registers it. Without it, kube-scheduler would queue all pods at every change of taints, because
+// the plugin registers new nodes, and each new node loses a taint.
 //
-// kube-scheduler calls it at its start, when all plugins of the profile are there: it fails if another one binds first.
+// kube-scheduler calls it at its start, when all plugins of the profile exist. So EventsToRegister
+// fails if another Bind plugin comes first.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	if pl.firstBinder != nil {
 		if first := pl.firstBinder(pl.handle); first != Name {
@@ -46,7 +48,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 			QueueingHintFn: pl.isSchedulableAfterPodDeleted,
 		},
 		{
-			// VolumeBinding registers it, too.
+			// VolumeBinding registers this event, too.
 			Event:          fwk.ClusterEvent{Resource: fwk.PersistentVolumeClaim, ActionType: fwk.Add | fwk.Update},
 			QueueingHintFn: pl.isSchedulableAfterVolumeClaimChanged,
 		},
@@ -66,7 +68,6 @@ func capOf(node *v1.Node) v1.ResourceList {
 
 func sameCap(a, b *v1.Node) bool { return equality.Semantic.DeepEqual(capOf(a), capOf(b)) }
 
-// hasMore says whether a node gives pods more addresses than before.
 func hasMore(before, after *v1.Node) bool {
 	limits := capOf(after)
 	for name, limit := range capOf(before) {
@@ -77,14 +78,14 @@ func hasMore(before, after *v1.Node) bool {
 	return false
 }
 
-// gain is the changes that an event of kube-scheduler brings.
+// gain has the changes that follow from an event of kube-scheduler.
 type gain struct {
 	before, after any
 	changes       []ipam.Change
 }
 
-// gained returns the changes that pools serve a node since an event, or with more addresses.
-// kube-scheduler asks for each of its pods about the same event.
+// gained returns the changes of an event: pools serve a node, or serve it with more addresses. The
+// result is cached, because kube-scheduler asks about the same event for each of its pods.
 func (pl *Plugin) gained(before, after any, node *v1.Node, pools func() []string) []ipam.Change {
 	if last := pl.gain.Load(); last != nil && last.before == before && last.after == after {
 		return last.changes
@@ -95,7 +96,7 @@ func (pl *Plugin) gained(before, after any, node *v1.Node, pools func() []string
 }
 
 // isSchedulableAfterNodeChanged queues a pod if pools that may serve it serve another node, or a
-// node that limits addresses gives more of them.
+// node that caps addresses allows more of them.
 func (pl *Plugin) isSchedulableAfterNodeChanged(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, known := oldObj.(*v1.Node)
 	after, ok := newObj.(*v1.Node)
@@ -128,13 +129,14 @@ func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *v1.Pod, oldOb
 		return fwk.QueueSkip, nil
 	}
 	node := pl.pods.Node(deleted.Spec.NodeName)
-	if node == nil || len(capOf(node)) == 0 { // A node that is gone has no room.
+	if node == nil || len(capOf(node)) == 0 { // A deleted node has no room.
 		return fwk.QueueSkip, nil
 	}
 	return queueIf(pl.waiting.help(pod.UID, pl.gained(oldObj, nil, node, func() []string { return pl.addresses.PoolsOf(ipam.NodeOf(node)) })))
 }
 
-// isSchedulableAfterPodUpdated queues a pod whose own annotations changed, or that a workload adopted.
+// isSchedulableAfterPodUpdated queues a pod if its own annotations changed, or a workload adopted
+// it.
 func (pl *Plugin) isSchedulableAfterPodUpdated(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, ok := oldObj.(*v1.Pod)
 	after, isPod := newObj.(*v1.Pod)
@@ -145,8 +147,9 @@ func (pl *Plugin) isSchedulableAfterPodUpdated(_ klog.Logger, pod *v1.Pod, oldOb
 	return fwk.Queue, nil
 }
 
-// isSchedulableAfterVolumeClaimChanged queues a pod with failover when a claim of its volumes comes. A claim's access
-// modes never change, so an update helps if it is another claim of the same name.
+// isSchedulableAfterVolumeClaimChanged queues a pod with failover when a PersistentVolumeClaim of
+// its volumes was created. The access modes of a claim never change, so an update helps only if it
+// is another claim of the same name.
 func (pl *Plugin) isSchedulableAfterVolumeClaimChanged(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	moves, err := podrequest.Failover(pod.Annotations)
 	if err != nil || !moves {

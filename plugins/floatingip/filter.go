@@ -23,7 +23,7 @@ const stateKey = fwk.StateKey(Name)
 // cycleState holds the findings of PreFilter and the reservation of Reserve.
 type cycleState struct {
 	*found
-	// preemption is the one that kube-scheduler is trying out, or that the gang's pods before this one
+	// preemption is the preemption that kube-scheduler is trying out, or that earlier pods of the gang
 	// need; nil: none.
 	preemption *preemption
 }
@@ -33,13 +33,13 @@ type found struct {
 	candidates *ipam.Candidates
 	// reaches are the distinct reaches of all nodes.
 	reaches []*pools.Reach
-	// agentless is how many nodes have no ready agent.
+	// agentless is the number of nodes without a ready agent.
 	agentless int
-	// fitsAll: every node can serve the pod, so kube-scheduler skips Filter.
+	// fitsAll says that every node can serve the pod, so kube-scheduler skips Filter.
 	fitsAll bool
-	// levels of room within the reaches, for Score.
+	// levels has the level of room of each reach, for Score.
 	levels map[*pools.Reach]int64
-	// bySession: Score looks at the nodes' BGP sessions.
+	// bySession says that Score looks at the nodes' BGP sessions.
 	bySession bool
 	// short has isShort if a node lacked an address for the pod, and the bits of ipam.Lack
 	// and of cause of all such nodes.
@@ -47,13 +47,13 @@ type found struct {
 	// reservation is written once, in Reserve, which runs alone. Copies of the state
 	// are made for preemption and do not read it.
 	reservation *ipam.Reservation
-	// preBound: PreBind began to commit the reservation, and Bind has not begun.
+	// preBound says that PreBind began to commit the reservation, and Bind has not begun.
 	preBound bool
 }
 
 const isShort = 1 << 16
 
-// lacking records a lack and its cause, and says whether one is new for the pod.
+// lacking records a lack and its cause, and says whether either is new for the pod.
 func (f *found) lacking(lack ipam.Lack, why cause) bool {
 	bits := isShort | uint32(lack) | uint32(why)<<8
 	return f.short.Or(bits)&bits != bits
@@ -73,11 +73,10 @@ func stateOf(state fwk.CycleState) *cycleState {
 	return data.(*cycleState)
 }
 
-// PreFilter compiles the pod's request and finds its candidates. It rejects the pod
-// only if no address can serve it, even if some come free: a pod that finds no address
-// now may get one by preemption, which runs only after the Filters. PreFilter skips
-// Filter if every node can serve the pod, even after the waiting pods that may take of the
-// same pools.
+// PreFilter compiles the pod's request and finds its candidates. It rejects the pod only if no
+// address can serve it, even if addresses become free: a pod that finds no address now may get one
+// by preemption, which runs only after the Filters. PreFilter skips Filter if every node can serve
+// the pod, even after the waiting pods that may use the same pools took their addresses.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
 	if errors.Is(err, podrequest.ErrNone) {
@@ -96,11 +95,11 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	forgetInResourcesFit(state)
 	_ = pl.sets.limit(&request) // asked again below
-	// Join the line first, then look: a change in between wakes the pod.
+	// The pod joins the line before PreFilter looks, so a change in between wakes it.
 	pl.waiting.add(pod, request)
 	before := request.MaxPods
 	if err = pl.sets.limit(&request); request.MaxPods != before {
-		// The size changed, or was read, before the pod joined the line.
+		// The size of the set changed, or was read, before the pod joined the line.
 		pl.waiting.add(pod, request)
 	}
 	if err != nil {
@@ -126,7 +125,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	return pl.withinKept(pod, candidates, table, nodes)
 }
 
-// withinKept names the nodes that reach the pod's kept addresses, if they are few.
+// withinKept names the nodes that reach the pod's kept addresses, if there are few of them.
 func (pl *Plugin) withinKept(pod *v1.Pod, candidates *ipam.Candidates, table *nodeTable, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	pl.waiting.wants(pod.UID, candidates.Wanted())
 	var within [][]string
@@ -148,7 +147,7 @@ func (pl *Plugin) withinKept(pod *v1.Pod, candidates *ipam.Candidates, table *no
 		pl.waiting.narrowed(pod.UID)
 	}
 	if len(nodes) < mostServed*served {
-		return nil, nil // Filter leaves the others out.
+		return nil, nil // There are many nodes: Filter rejects the others.
 	}
 	return &fwk.PreFilterResult{NodeNames: sets.New(slices.Concat(within...)...)}, nil
 }
@@ -164,8 +163,8 @@ func (pl *Plugin) boundElsewhere(pod *v1.Pod) *fwk.Status {
 	return nil
 }
 
-// keptForSession returns the rejection of a node that lacks nothing but a BGP session for the pod's kept addresses; nil: there
-// is none.
+// keptForSession returns the rejection of a node that lacks only a BGP session for the pod's kept
+// addresses; nil if there is no such node.
 func (pl *Plugin) keptForSession(candidates *ipam.Candidates, nodes []fwk.NodeInfo) *ipam.Rejection {
 	for _, info := range nodes {
 		if !pl.nodes.lacks(candidates.Snapshot(), info.Node().Name) {
@@ -178,8 +177,8 @@ func (pl *Plugin) keptForSession(candidates *ipam.Candidates, nodes []fwk.NodeIn
 	return nil
 }
 
-// mostServed: nodes are named only if they are at most one in so many. kube-scheduler looks at
-// all nodes that are named, and of the others only until it has found enough.
+// mostServed: PreFilter names nodes only if they are at most one in mostServed of all nodes.
+// kube-scheduler looks at all named nodes, but without names only until it has found enough nodes.
 const mostServed = 2
 
 // lackOf returns the Lack of a request without candidates.
@@ -191,8 +190,8 @@ func lackOf(err error) ipam.Lack {
 	return 0
 }
 
-// rejects says why a node with this reach cannot have a pod of a namespace under the state's preemption;
-// nil if it can.
+// rejects says why a node with this reach cannot have a pod of a namespace under the state's
+// preemption; nil if it can.
 func (s *cycleState) rejects(reach *pools.Reach, namespace, node string) *ipam.Rejection {
 	if s.preemption == nil {
 		return s.candidates.Rejects(reach)
@@ -213,7 +212,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if rejection != nil && pl.nodes.lacks(s.candidates.Snapshot(), nodeInfo.Node().Name) {
 		if without := s.candidates.WithoutSession(pl.nodes.reachWith(s.candidates.Snapshot(), nodeInfo.Node(), false)); without != nil {
 			without.Lacks |= rejection.Lacks
-			without.Unresolvable = rejection.Unresolvable // preemption may help by another pool of the node
+			without.Unresolvable = rejection.Unresolvable // preemption may help with another pool of the node
 			rejection, because = without, causeSession
 		}
 	}
@@ -241,8 +240,8 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	return fwk.NewStatus(code, rejection.Reason)
 }
 
-// SignPod lets kube-scheduler batch pods without a floating IP. It must not batch pods
-// with one: each address taken changes the choice of the next pod.
+// SignPod lets kube-scheduler batch pods without a floating IP. Pods with a floating IP must not be
+// batched, because each address taken changes the choice for the next pod.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
 	if pl.reader.Asks(&pod.Spec) || podrequest.StrayAnnotation(pod) != "" {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with a floating IP are scheduled one by one")

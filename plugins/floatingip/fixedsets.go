@@ -31,9 +31,9 @@ var (
 	replicaSetKind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 )
 
-// limit writes into a request the size of its owner's fixed set, if the owner has
-// one. The error says that the pod has to wait until the owner is read; the pod must
-// join the line before the call, or it misses the wake-up.
+// limit writes the size of the owner's fixed set into a request, if the owner has one. The error
+// says that the pod must wait until the owner is read. The pod must join the line before the call,
+// otherwise it misses the wake-up.
 func (s *fixedSets) limit(request *ipam.Request) error {
 	request.FixedSet, request.MaxPods = false, 0
 	owner := &request.Owner
@@ -47,8 +47,9 @@ func (s *fixedSets) limit(request *ipam.Request) error {
 	return err
 }
 
-// size returns known false for a workload that the cache does not have under the UID
-// that the pod refers to: it was deleted, or is so new that no pod can exceed its set.
+// size returns the size of a workload's fixed set. known is false if the cache does not have the
+// workload under the UID that the pod refers to. Then the workload was deleted, or is so new that
+// no pod can exceed its set.
 func (s *fixedSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	switch kind := groupKindOf(owner); {
 	case kind == deploymentKind.GroupKind():
@@ -60,14 +61,14 @@ func (s *fixedSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err
 			return fixedset.OfReplicaSet(&set.Spec), true, nil
 		}
 	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
-		// A Job, for example, needs fewer pods as its pods complete.
+		// Other kinds have no fixed set: a Job, for example, needs fewer pods as its pods complete.
 	default:
 		return s.customs.size(owner)
 	}
 	return fixedset.Size{}, false, nil
 }
 
-// watch calls changed with a workload whose set may have become larger.
+// watch calls changed with each workload whose set may have become larger.
 func (s *fixedSets) watch(informers informers.SharedInformerFactory, changed func(owner ipam.Owner)) error {
 	tell := func(workload *metav1.OwnerReference, namespace string) {
 		owner := podrequest.SharedBy(workload, namespace)

@@ -10,15 +10,16 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// gang has the pods of a PodGroup that were nominated, while kube-scheduler tries the group out: it
-// goes on as if they ran on their nodes, where their victims still have the addresses.
+// gang has the nominated pods of a PodGroup while kube-scheduler tries the group out.
+// kube-scheduler continues as if these pods ran on their nodes, although their victims still have
+// the addresses.
 type gang struct{ nominated map[types.UID]nominee }
 
 // Clone copies the gang.
 func (g *gang) Clone() fwk.StateData { return &gang{maps.Clone(g.nominated)} }
 
-// gangOf returns the gang that is being tried out; nil: the attempt is not of a group, or the group
-// fits and its pods are being scheduled.
+// gangOf returns the gang that is being tried out. It is nil if the attempt is not for a group, or
+// if the group fits and its pods are being scheduled.
 func gangOf(state fwk.CycleState) *gang {
 	cycle := state.GetPodGroupSchedulingCycle()
 	if cycle == nil {
@@ -32,7 +33,8 @@ func gangOf(state fwk.CycleState) *gang {
 	return g
 }
 
-// assumed returns what a pod of the gang assumes of the pods before it; nil: nothing.
+// assumed returns the preemption that a pod of the gang must assume because of the gang's earlier
+// pods; nil: none.
 func (g *gang) assumed() *preemption {
 	if g == nil || len(g.nominated) == 0 {
 		return nil
@@ -40,9 +42,9 @@ func (g *gang) assumed() *preemption {
 	return &preemption{removed: map[types.UID]string{}, nominated: maps.Clone(g.nominated)}
 }
 
-// breakUp has the pods that wait for this one, because they are of its PodGroup, give back their
-// addresses. Two groups could each have some of the addresses that both need. kube-scheduler then
-// tries the whole group out again.
+// breakUp rejects the pods of the same PodGroup that wait for this pod, so that they give back
+// their addresses. Otherwise two groups could each hold some of the addresses that both need.
+// kube-scheduler then tries the whole group out again.
 func (pl *Plugin) breakUp(pod *v1.Pod) {
 	name := groupOf(pod)
 	if name == "" {
@@ -55,7 +57,7 @@ func (pl *Plugin) breakUp(pod *v1.Pod) {
 	})
 }
 
-// groupOf returns the name of the pod's PodGroup; empty: none.
+// groupOf returns the name of the pod's PodGroup; empty if it has none.
 func groupOf(pod *v1.Pod) string {
 	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
 		return *group.PodGroupName

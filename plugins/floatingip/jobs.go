@@ -16,8 +16,9 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// newJobs returns the CronJobs that created Jobs, and an unknown Job may be known at the next attempt. kube-scheduler
-// does not watch Jobs, and a cluster may have many finished ones, so only each Job's controller reference is kept.
+// newJobs returns an informer of Jobs, and a function that gets a Job from it. An unknown Job may
+// be known at the next attempt. kube-scheduler itself does not watch Jobs. A cluster may have many
+// finished Jobs, so only each Job's controller reference is kept.
 func newJobs(client metadata.Interface) (informer cache.SharedIndexInformer, get podrequest.Getter, err error) {
 	resource := batchv1.SchemeGroupVersion.WithResource("jobs")
 	informer = metadatainformer.NewFilteredMetadataInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()

@@ -18,10 +18,9 @@ import (
 	"github.com/berth-dev/berth/ipam/sorted"
 )
 
-// line is the pods that kube-scheduler has tried to schedule and that have no addresses
-// yet, in the order of their turn: by priority, then by waiting time. It decides which
-// pods a change wakes. It takes no lock, starts no timer and wakes no pod: its caller
-// [waiting] does.
+// line has the pods that kube-scheduler has tried to schedule and that have no addresses yet, in
+// the order of their turns: by priority, then by waiting time. It decides which pods a change
+// wakes. It takes no lock, starts no timer and wakes no pod: its caller [waiting] does this.
 //
 // Each pod is in one state.
 //
@@ -46,50 +45,49 @@ import (
 // kept addresses do not reach: another address, or another node, may help.
 // [4] woken if the attempt left out such nodes.
 //
-// A change is offered to the first pod of the line that it may help; a change with n
-// addresses to the first n pods. A pod with an offer is woken, and answers the offer in
-// its next attempt. If the attempt takes the offered address, the offer ends. If it
-// takes something else, or the pod leaves the line, the offer goes to the next pod. If
-// the attempt ends and the offered address is still there, the offer goes to the next
-// two pods, so that it soon finds a pod that can use it even where many have no room on
-// the nodes. No pod is woken for a change that one of its attempts has seen, so an offer
-// ends. If it is not known how many pods a change can serve, each pod that takes an
-// address wakes two more.
+// A change is offered to the first pod of the line that it may help. A change with n addresses is
+// offered to the first n pods. A pod with an offer is woken, and answers the offer in its next
+// attempt. If the attempt takes the offered address, the offer ends. If it takes another address,
+// or the pod leaves the line, the offer goes to the next pod. If the attempt ends and the offered
+// address is still there, the offer goes to the next two pods. So it soon finds a pod that can use
+// it, even if many pods have no room on the nodes. No pod is woken for a change that one of its
+// attempts has seen, so every offer ends. If it is unknown how many pods a change can serve, each
+// pod that takes an address wakes two more.
 //
-// kube-scheduler does not report the end of an attempt. It makes one at a time, so an
-// attempt has ended when the next begins, or else after endsWithin. A pod that does not
-// begin one within beginsWithin is delayed by something else; its offer goes to the
-// next pod. It is woken again, and again, until it is tried: a PreEnqueue plugin may have
-// kept it from the queue, such as DefaultPreemption while it deletes the pod's victims,
-// and then no event takes it there. A pod is also tried again if it is held, or if Reserve found its
-// attempt outdated.
+// kube-scheduler does not report the end of an attempt. It makes one attempt at a time, so an
+// attempt has ended when the next begins, or else after endsWithin. If a woken pod does not begin
+// an attempt within beginsWithin, something else delays the pod, and its offer goes to the next
+// pod. The delayed pod is woken again and again until it is tried: a PreEnqueue plugin may have
+// kept it from the queue (as DefaultPreemption does while it deletes the pod's victims), and then
+// no event brings the pod back into the queue. A pod is also tried again if it is held, or if
+// Reserve found its attempt outdated.
 //
-// kube-scheduler tries a PodGroup out: its pods take addresses and give them back. That is an offer to
-// others, and none to pods of groups: two groups would wake each other for ever. kube-scheduler tries
-// these again after a back-off.
+// When kube-scheduler tries a PodGroup out, the group's pods take addresses and give them back. The
+// addresses are then offered to other pods, but not to pods of groups: two groups would wake each
+// other for ever. kube-scheduler tries groups again after a back-off.
 type line struct {
 	supply supply
 	pods   map[types.UID]*waiter
 	order  []*waiter
-	// trying is the pod whose attempt is under way.
+	// trying is the pod whose attempt is in progress.
 	trying *waiter
 	// changes counts all changes; it numbers the offers.
 	changes uint64
-	// offered is the pod that has an offer of an address.
+	// offered has, for each offered address, the pod with the offer.
 	offered map[netip.Addr]*waiter
-	// wanted are the addresses that the pods may take, by the pools of snapshot; nil: not
-	// counted yet.
+	// wanted counts the addresses that the pods may take, by the pools of snapshot; nil: not counted
+	// yet.
 	wanted   *ipam.Demand
 	snapshot *pools.Snapshot
-	// wake is the pods to wake.
+	// wake has the pods to wake.
 	wake map[types.UID]*v1.Pod
-	// serving has by their names the pools that serve more nodes.
+	// serving has the pools that serve more nodes, by name.
 	serving map[string]serving
-	// due is no later than the first deadline of a waiter or pool; zero: there is none.
+	// due is at or before the first deadline of a waiter or pool; zero: there is none.
 	due time.Time
 }
 
-// serving is a pool that serves more nodes, and when to offer that.
+// serving is a pool that serves more nodes, and when to offer this change.
 type serving struct {
 	ipam.Change
 	due time.Time
@@ -102,9 +100,11 @@ const (
 	nodeSettles  = time.Second
 	endsWithin   = 250 * time.Millisecond
 	beginsWithin = 5 * time.Second
-	// triesAgain is when a pod is tried again that Reserve rejected: kube-scheduler's first back-off.
+	// triesAgain is the time after which a pod that Reserve rejected is tried again: kube-scheduler's
+	// first back-off.
 	triesAgain = time.Second
-	// looksAgain is when a held pod first looks again, and looksAtLeast the longest pause before it does.
+	// looksAgain is the time after which a held pod first looks again, looksAtLeast the longest time
+	// between two looks.
 	looksAgain   = 10 * time.Second
 	looksAtLeast = 5 * time.Minute
 )
@@ -134,26 +134,26 @@ type waiter struct {
 	request ipam.Request
 	since   time.Time
 	state   state
-	// lack is the Lack of the last attempt, and why its causes.
+	// lack is the Lack of the last attempt, why its causes.
 	lack ipam.Lack
 	why  why
-	// narrow: the last attempt left out nodes that the owner's kept addresses do not
-	// reach.
+	// narrow says that the last attempt left out nodes that the owner's kept addresses do not reach.
 	narrow bool
-	// sources are the pools of which line.wanted counts the pod's addresses; nil: it counts none.
+	// sources are the pools for which line.wanted counts the pod's addresses; nil: it does not count
+	// them.
 	sources *pools.Reach
 	// seen is line.changes when the last attempt began.
 	seen  uint64
 	offer *offer
 	// deadline is when the state ends by itself; zero: never.
 	deadline time.Time
-	// again: the pod is woken at its deadline. It was woken before, and beginsWithin has passed without
-	// an attempt, or its attempt was outdated.
+	// again says that the pod is woken at its deadline, because it was woken and did not begin an
+	// attempt within beginsWithin, or because its attempt was outdated.
 	again bool
 	// wanted is how many free addresses the pod needs.
 	wanted int
-	// heldSince is when the pod began to wait for addresses that come free anyway, instead of
-	// preempting; zero: it does not.
+	// heldSince is when the pod began to wait for addresses that become free anyway, instead of
+	// preempting; zero: it does not wait for them.
 	heldSince time.Time
 }
 
@@ -176,8 +176,8 @@ func demandOf(request *ipam.Request) demand {
 	return d
 }
 
-// isTooFewFor says whether the change was not enough for a pod that wanted no more
-// than this request.
+// isTooFewFor says whether the change was not enough for another pod that wanted as much as this
+// request, or less.
 func (o *offer) isTooFewFor(request *ipam.Request) bool {
 	if len(o.tooFew) == 0 {
 		return false
@@ -186,7 +186,7 @@ func (o *offer) isTooFewFor(request *ipam.Request) bool {
 	return slices.ContainsFunc(o.tooFew, func(d demand) bool { return d.within(wanted) })
 }
 
-// within says whether the other demand is no smaller for any family.
+// within says whether the demand is at most the other demand, for each family.
 func (d demand) within(other demand) bool {
 	for family, n := range d {
 		if other[family] < n {
@@ -199,7 +199,7 @@ func (d demand) within(other demand) bool {
 // hears says whether a change is news for the pod.
 func (w *waiter) hears(change ipam.Change) bool { return !change.Trial || groupOf(w.pod) == "" }
 
-// lacks returns what the pod lacked at its last attempt; on the nodes that it left out, too.
+// lacks returns the Lack of the pod's last attempt, including the nodes that the attempt left out.
 func (w *waiter) lacks() (lack ipam.Lack) {
 	if w.state == short || w.state == woken {
 		lack = w.lack
@@ -210,13 +210,13 @@ func (w *waiter) lacks() (lack ipam.Lack) {
 	return lack
 }
 
-// needs returns the changes that may help the pod; ok is false if no change may wake it
+// needs returns the kinds of changes that may help the pod; ok is false if no change may wake it
 // now.
 func (w *waiter) needs() (lack ipam.Lack, ok bool) {
 	return w.lacks(), w.state == short || w.state == elsewhere && w.narrow
 }
 
-// answered says whether the pod's last attempt has seen its offer.
+// answered says whether the pod's last attempt has seen the pod's offer.
 func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.seen }
 
 const lackAnything = ipam.LackAddress | ipam.LackOwner | ipam.LackAgent
@@ -283,9 +283,9 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 	}
 }
 
-// hold is called when the attempt has found no node. covered says that addresses which come free
-// anyway will do: the pod is held, it need not preempt. A held pod is woken to look again, ever later,
-// because these addresses may go elsewhere.
+// hold is called when the attempt has found no node. covered says that addresses which become free
+// anyway are enough: the pod is held and need not preempt. A held pod is woken to look again at
+// growing intervals, because other pods may get these addresses.
 func (l *line) hold(uid types.UID, covered bool, now time.Time) {
 	w := l.pods[uid]
 	switch {
@@ -303,7 +303,8 @@ func (l *line) hold(uid types.UID, covered bool, now time.Time) {
 	}
 }
 
-// outdated is called when Reserve has rejected the pod: it is tried again, whatever changes.
+// outdated is called when Reserve has rejected the pod. The pod is tried again even if nothing
+// changes.
 func (l *line) outdated(uid types.UID, now time.Time) {
 	w := l.pods[uid]
 	if w == nil {
@@ -315,7 +316,8 @@ func (l *line) outdated(uid types.UID, now time.Time) {
 	}
 }
 
-// wants notes that the pod needs fewer free addresses than it asks for: its owner keeps some for it.
+// wants notes that the pod needs fewer free addresses than it asks for, because its owner keeps
+// some for it.
 func (l *line) wants(uid types.UID, wanted int) {
 	if w := l.pods[uid]; w != nil {
 		l.discount(w)
@@ -326,8 +328,8 @@ func (l *line) wants(uid types.UID, wanted int) {
 	}
 }
 
-// ahead returns the pods that found no address, that one of these changes may help, and whose turn
-// is before the pod's.
+// ahead returns the pods that found no address, may be helped by one of these changes, and have
+// their turn before the given pod.
 func (l *line) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee {
 	pods := map[types.UID]nominee{}
 	for _, change := range changes {
@@ -349,7 +351,7 @@ func (l *line) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee
 func (l *line) narrowed(uid types.UID, now time.Time) {
 	if w := l.pods[uid]; w != nil {
 		w.narrow = true
-		l.setDeadline(w, now.Add(endsWithin)) // Later changes must find it in state elsewhere.
+		l.setDeadline(w, now.Add(endsWithin)) // Later changes must find the pod in state elsewhere.
 	}
 }
 
@@ -378,8 +380,8 @@ func (l *line) end(w *waiter, now time.Time) {
 	l.pass(o, 2, now)
 }
 
-// reserved takes a pod that got these addresses out of the line. kept: all were its
-// owner's before.
+// reserved takes a pod that got these addresses out of the line. kept says that its owner had all
+// of them before.
 func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.Time) (since time.Time, ok bool) {
 	w := l.pods[uid]
 	if w == nil {
@@ -392,7 +394,7 @@ func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.T
 			o = nil
 			continue
 		}
-		// It was offered to another pod; that pod may have this pod's offer instead.
+		// The address was offered to another pod: that pod may get this pod's offer instead.
 		if other := l.offered[addr]; other != nil {
 			l.take(other)
 			if o != nil && o.Addr.IsValid() && l.idle(o) {
@@ -405,7 +407,7 @@ func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.T
 	case o == nil:
 	case o.Addr.IsValid() || !answered || kept:
 		l.pass(o, 1, now)
-	case o.More == 0: // It is not known how many pods the change can serve.
+	case o.More == 0: // It is unknown how many pods the change can serve.
 		l.pass(o, 2, now)
 	}
 	return w.since, true
@@ -418,7 +420,7 @@ func (l *line) gone(uid types.UID, now time.Time) {
 	}
 }
 
-// leave takes a pod out of the line and returns its offer, nil if it had none.
+// leave takes a pod out of the line and returns its offer; nil if it had none.
 func (l *line) leave(w *waiter) *offer {
 	l.order = sorted.Remove(l.order, w, byTurn)
 	l.discount(w)
@@ -481,10 +483,10 @@ func (l *line) help(uid types.UID, changes []ipam.Change) bool {
 	return slices.ContainsFunc(changes, func(change ipam.Change) bool { return l.supply.Helps(change)(&w.request, lack) })
 }
 
-// serves offers a pool that serves another node, after nodeSettles. The line may be empty
-// now: a pod that joins it before the offer may need the pool, too.
+// serves offers a pool that serves another node, after nodeSettles. It does so even if the line is
+// empty now: a pod that joins the line before the offer may need the pool, too.
 func (l *line) serves(change ipam.Change, now time.Time) {
-	change.Victims = slices.Concat(l.serving[change.Pool].Victims, change.Victims) // of several nodes
+	change.Victims = slices.Concat(l.serving[change.Pool].Victims, change.Victims) // may be on several nodes
 	due := now.Add(nodeSettles)
 	l.serving[change.Pool] = serving{change, due}
 	l.dueBy(due)
@@ -570,7 +572,7 @@ func (l *line) expire(now time.Time) {
 		case w.state != woken:
 			l.end(w, now)
 		default:
-			l.end(w, now) // its last attempt
+			l.end(w, now) // The pod's last attempt has ended.
 			w.state, w.again, w.seen = short, true, l.changes
 			l.setDeadline(w, now.Add(beginsWithin))
 			l.pass(l.take(w), 1, now)
@@ -593,8 +595,8 @@ func (l *line) expire(now time.Time) {
 	}
 }
 
-// demand returns the addresses that pods may take from the pools of a snapshot, but for the pod
-// whose attempt is under way.
+// demand returns the addresses that pods may take from the pools of a snapshot, without the pod
+// whose attempt is in progress.
 func (l *line) demand(snapshot *pools.Snapshot) *ipam.Demand {
 	if l.wanted == nil || l.snapshot != snapshot {
 		l.wanted, l.snapshot = ipam.NewDemand(snapshot), snapshot
@@ -618,7 +620,8 @@ func (l *line) countIn(w *waiter) {
 	l.wanted.Add(w.sources, w.wanted)
 }
 
-// recount counts the addresses of pods anew whose claim changed: it may name other pools now.
+// recount counts the addresses of a claim's pods again, because the changed claim may name other
+// pools now.
 func (l *line) recount(claim *ipam.Owner) {
 	for _, w := range l.order {
 		if w != l.trying && w.request.Claim != "" && w.request.Claim == claim.Name && w.request.Namespace == claim.Namespace {
@@ -634,13 +637,12 @@ func (l *line) discount(w *waiter) {
 	w.sources = nil
 }
 
-// waitsForOwner says whether nothing but addresses of its owner can help the pod, wherever it runs,
-// so that it takes no free one.
+// waitsForOwner says whether only addresses of its owner can help the pod, on any node. Such a pod
+// takes no free address.
 func (w *waiter) waitsForOwner() bool {
 	return (w.state == short || w.state == woken) && w.lack == ipam.LackOwner && w.why.causes == causeOwner && !w.narrow
 }
 
-// because notes why the attempt lacks an address.
 func (l *line) because(uid types.UID, reason why) {
 	if w := l.pods[uid]; w != nil {
 		w.why.causes |= reason.causes

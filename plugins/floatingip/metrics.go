@@ -27,7 +27,7 @@ var (
 		Buckets:   metrics.ExponentialBuckets(0.0005, 2, 15),
 	}, []string{"result"})
 	waitingPodsDesc = metrics.NewDesc("berth_scheduler_waiting_pods",
-		"Pods that found no address at their last attempt, by namespace, the only pool that can serve them (empty: several) and cause: address (none is free), owner (the workload or claim may have no more, or not there), agent (no agent is ready), session (no BGP session is established) or pool (none serves the nodes). The 100 largest groups; the others by cause.",
+		"Pods that found no address at their last attempt, by namespace, the only pool that can serve them (empty: several) and cause: address (none is free), owner (the workload or claim may have no more addresses, or these nodes do not reach its addresses), agent (no agent is ready), session (no BGP session is established) or pool (none serves the nodes). Only the 100 largest groups have a namespace and a pool; the others are added up by cause.",
 		[]string{"namespace", "pool", "cause"}, nil, metrics.ALPHA, "")
 	nodesDesc = metrics.NewDesc("berth_scheduler_nodes",
 		"Nodes by their agent: ready, lost (it was ready within a day, and the node is not lost itself) or none.",
@@ -40,7 +40,6 @@ var (
 	registerOnce sync.Once
 )
 
-// registerMetrics adds the metrics to kube-scheduler's registry.
 func registerMetrics() {
 	registerOnce.Do(func() {
 		legacyregistry.MustRegister(allocationDuration, commitDuration, wokenPods)
@@ -48,13 +47,13 @@ func registerMetrics() {
 	})
 }
 
-// states has what the scheduler sees at the time of a scrape.
+// states collects metrics from the scheduler's state at the time of a scrape.
 var states = &stateMetrics{}
 
 type stateMetrics struct {
 	metrics.BaseStableCollector
 
-	// of is the scheduler's state; nil until it has one.
+	// of is the scheduler's state; nil until it exists.
 	of atomic.Pointer[shared]
 }
 

@@ -15,15 +15,16 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// nodes caches the reach of each node, because Filter and Score ask for hundreds of
-// nodes per pod. It also lists the distinct reaches: they are few where nodes share
-// subnets. Safe for concurrent use.
+// nodes caches the reach of each node, because Filter and Score ask for hundreds of nodes per pod.
+// It also lists the distinct reaches: there are few if nodes share subnets. Safe for concurrent
+// use.
 type nodes struct {
 	table atomic.Pointer[nodeTable]
-	// sessions: nodes without one have fewer pools. nil: all nodes have what they need.
+	// sessions knows the nodes without a BGP session: they have fewer pools. nil: no node lacks a
+	// session.
 	sessions *sessions
-	// changes counts changes that may make the table wrong. renewals counts updates of
-	// node objects that do not, such as heartbeats.
+	// changes counts changes that may make the table wrong. renewals counts other updates of node
+	// objects, such as heartbeats.
 	changes, renewals atomic.Int64
 	// settled is when kube-scheduler has seen the last of the changes: see nodeSettles.
 	settled atomic.Pointer[time.Time]
@@ -35,27 +36,27 @@ type nodeTable struct {
 	changes, renewals int64
 	made              time.Time
 	nodes             map[string]knownNode
-	// reaches are the distinct reaches of all nodes, and names the nodes of each.
+	// reaches are the distinct reaches of all nodes, names the nodes of each reach.
 	reaches []*pools.Reach
 	names   [][]string
-	// capped: some node caps its addresses.
+	// capped says that some node caps its addresses.
 	capped bool
 }
 
 type knownNode struct {
 	node  *v1.Node
 	reach *pools.Reach
-	// lacks: the reach is of the node without a BGP session.
+	// lacks says that the reach is the node's reach without a BGP session.
 	lacks bool
 }
 
-// mostRenewals is how many node objects may be newer than the table's before the
-// table is rebuilt. A lookup of such a node compares labels and addresses; at this
-// number, that costs about as much as a new table.
+// mostRenewals is how many node objects may be newer than the table's before the table is rebuilt.
+// A lookup of such a node compares labels and addresses. For this number of nodes, the comparisons
+// cost about as much as a new table.
 const mostRenewals = 128
 
-// reach returns the pools that serve a node, by the sessions that it has now. It is correct for every node,
-// and fast for nodes of the table.
+// reach returns the pools that serve a node, by the sessions that it has now. It is correct for
+// every node, and fast for nodes of the table.
 func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	return n.reachWith(snapshot, node, n.lacks(snapshot, node.Name))
 }
@@ -79,10 +80,11 @@ func (n *nodes) reachWith(snapshot *pools.Snapshot, node *v1.Node, lacks bool) *
 	return reach
 }
 
-// refresh returns a table of these nodes. It builds a new one if the pools or nodes
-// have changed. some: they may be any of the cluster's nodes, and as many others are not the same.
-// Only one goroutine at a time may call it. The nodes may be older than a change already counted, so
-// that the table is wrong until the change has settled: a caller that finds it wrong calls invalidate.
+// refresh returns a table of these nodes. It builds a new table if the pools or nodes have changed.
+// some says that infos are only some of the cluster's nodes, so an equal number does not mean the
+// same nodes. Only one goroutine at a time may call refresh. The nodes may be older than a counted
+// change, so the table may be wrong until the change has settled: a caller that finds it wrong
+// calls invalidate.
 func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo, some bool) *nodeTable {
 	before := n.table.Load()
 	changes, renewals, now := n.changes.Load(), n.renewals.Load(), time.Now()
@@ -124,13 +126,13 @@ func (n *nodes) changed(before, after *v1.Node) {
 	}
 }
 
-// hasSettled says whether kube-scheduler may have come to see a change in between.
+// hasSettled says whether kube-scheduler may have begun to see a change between since and now.
 func (n *nodes) hasSettled(since, now time.Time) bool {
 	settled := n.settled.Load()
 	return settled != nil && since.Before(*settled) && !now.Before(*settled)
 }
 
-// sessionChanged counts a node that lost its BGP session, or has one again.
+// sessionChanged counts a node that lost or got its BGP session.
 func (n *nodes) sessionChanged() {
 	if table := n.table.Load(); table == nil || table.snapshot.RequireSession() {
 		n.changes.Add(1)

@@ -51,10 +51,11 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// Factory makes the plugin for every profile of one scheduler process. All share one
-// book. Safe for concurrent use.
+// Factory makes the plugin for every profile of one scheduler process. All profiles share one book.
+// Safe for concurrent use.
 type Factory struct {
-	// FirstBinder names the first Bind plugin of a profile: the published framework does not tell. nil: it is this one.
+	// FirstBinder returns the name of the first Bind plugin of a profile, because the framework's
+	// public API does not. nil means that this plugin is the first.
 	FirstBinder func(handle fwk.Handle) string
 
 	mu     sync.Mutex
@@ -73,19 +74,21 @@ type shared struct {
 	ending    *ending
 	sets      *fixedSets
 	job       podrequest.Getter
-	// questions limits those for ReplicaSets: the author of a pod can name one that never was.
+	// questions limits the questions for ReplicaSets, because the author of a pod can name a
+	// ReplicaSet that never existed.
 	questions flowcontrol.RateLimiter
 
 	instances *virtualmachine.Instances
 }
 
-// questionsPerSecond is how often the API server is asked for a ReplicaSet while a pod waits, askFor for how long.
+// questionsPerSecond is how often the API server is asked for a ReplicaSet while a pod waits,
+// askFor the time limit of a question.
 const (
 	questionsPerSecond = 10
 	askFor             = time.Second
 )
 
-// NewFactory returns a factory. A process has one.
+// NewFactory returns a factory. A process must have only one.
 func NewFactory() *Factory {
 	registerMetrics()
 	return &Factory{}
@@ -102,10 +105,10 @@ func openIPAM(config *rest.Config, args Args) (*ipam.IPAM, error) {
 	return ipam.NewForConfig(config, client)
 }
 
-// New makes the plugin of one profile. The first call starts to follow the API
-// server until ctx ends: the framework has no later hook. It does not wait until the
-// book is read: that happens while another scheduler may still be the leader. It fails
-// if the arguments are invalid or differ from another profile's.
+// New makes the plugin of one profile. The first call starts to follow the API server until ctx
+// ends, because the framework has no later hook. It does not wait until the book is read: the book
+// is read while another scheduler may still be the leader. New fails if the arguments are invalid
+// or differ from another profile's.
 func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args, err := decodeArgs(object)
 	if err != nil {
@@ -130,7 +133,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 				if !apierrors.IsNotFound(err) || !shared.questions.TryAccept() {
 					return set, err
 				}
-				// The informer of ReplicaSets may be behind the one of pods.
+				// The informer of ReplicaSets may be behind the informer of pods.
 				ctx, cancel := context.WithTimeout(ctx, askFor)
 				defer cancel()
 				return handle.ClientSet().AppsV1().ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -194,7 +197,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	}
 	shared.sets = &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(), customs: customs}
 	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
-		customs.queue.ShutDown() // run, which does it otherwise, is never called
+		customs.queue.ShutDown() // run would shut it down, but is never called
 		return nil, err
 	}
 	addresses.KnowPods(shared.pods)
@@ -237,7 +240,8 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	return nil
 }
 
-// podHandler notes pods that are not pending any more, or have ended, agents, and speakers.
+// podHandler notes pods that are not pending any more or have ended, and the pods of agents and
+// speakers.
 func (s *shared) podHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(added any) {
@@ -259,7 +263,7 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 				s.waiting.forget(was.UID)
 			}
 			if was.UID != is.UID {
-				s.ended(was) // The watch missed its end; a new pod has its name.
+				s.ended(was) // The watch missed the end of the former pod; a new pod has its name.
 				return
 			}
 			if is.DeletionTimestamp != nil && was.DeletionTimestamp == nil {
@@ -284,8 +288,8 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 	}
 }
 
-// nomination returns the node on which a pod's addresses are kept for it after a preemption;
-// empty: none.
+// nomination returns the node on which addresses are kept for a pod after a preemption; empty:
+// none.
 func nomination(pod *v1.Pod) string {
 	if !isPending(pod) {
 		return ""
@@ -293,7 +297,8 @@ func nomination(pod *v1.Pod) string {
 	return pod.Status.NominatedNodeName
 }
 
-// nominatedNoMore wakes pods that may take the addresses that a nominated pod was to get on a node.
+// nominatedNoMore wakes pods that may take the addresses on a node that were for a pod which is not
+// nominated any more.
 func (s *shared) nominatedNoMore(pod *v1.Pod, name string) {
 	if name == "" || !s.reader.Asks(&pod.Spec) {
 		return
@@ -301,8 +306,9 @@ func (s *shared) nominatedNoMore(pod *v1.Pod, name string) {
 	s.offers(name, s.waiting.serves)
 }
 
-// offers tells that the pools of a node serve it. Of a node that is gone it tells nothing: no pod was rejected there, and when
-// kube-scheduler sees the node, it tries the pods that its pools may serve.
+// offers calls tell with the changes that pools serve a node. For an unknown node it does nothing:
+// no pod was rejected there, and when kube-scheduler sees the node, it tries the pods that the
+// node's pools may serve.
 func (s *shared) offers(name string, tell func(ipam.Change)) {
 	if node := s.pods.Node(name); node != nil {
 		for _, change := range s.pods.serving(name, s.addresses.PoolsOf(ipam.NodeOf(node))) {
@@ -318,7 +324,8 @@ func (s *shared) wired(name string) {
 	}
 }
 
-// announced has pods see that a node lost its BGP session, or wakes the ones that wait for a node with one; empty: no node.
+// announced notes that a node lost its BGP session, or wakes the pods that wait for a node with a
+// session; empty: no node.
 func (s *shared) announced(name string) {
 	if name == "" {
 		return
@@ -350,8 +357,8 @@ func (s *shared) nodeChanged(before, after *v1.Node) {
 	}
 }
 
-// ended wakes pods that wait for the addresses of a pod. The pod is gone or finished,
-// or it is being deleted and its node is lost.
+// ended wakes pods that wait for the addresses of a pod which is gone or finished, or is being
+// deleted on a lost node.
 func (s *shared) ended(pod *v1.Pod) {
 	s.ending.add(pod)
 	s.addresses.PodEnded(pod.Namespace, string(pod.UID))
@@ -369,14 +376,15 @@ func (s *shared) lost(node *v1.Node) {
 // Plugin gives pods of one profile their addresses. The framework calls its methods,
 // some of them concurrently.
 type Plugin struct {
-	*shared // by all profiles
+	*shared // with all profiles
 
 	handle fwk.Handle
-	// namespace, between and volumeClaim read the informers' caches; between asks for a ReplicaSet that these lack.
+	// namespace, between and volumeClaim read the informers' caches. If the cache lacks a ReplicaSet,
+	// between asks the API server.
 	namespace   func(name string) (metav1.Object, error)
 	between     podrequest.Between
 	volumeClaim func(namespace, name string) (*v1.PersistentVolumeClaim, error)
-	// firstBinder is the Factory's.
+	// firstBinder is the Factory's FirstBinder.
 	firstBinder func(fwk.Handle) string
 	gain        atomic.Pointer[gain]
 }
@@ -385,9 +393,9 @@ type Plugin struct {
 func (pl *Plugin) Name() string { return Name }
 
 // toStatus turns the errors of PreFilter into scheduler statuses. A LookupError is retried with
-// back-off. The others are unresolvable: no node, and so no preemption, helps a pod that nothing
-// can serve, or whose pool, claim, workload or book is not known yet. kube-scheduler tries such a
-// pod again at the same events as others, and the line wakes it.
+// back-off. Other errors are unresolvable: no node, and so no preemption, helps a pod if no address
+// can serve it, or if its pool, claim, workload or the book is not known yet. kube-scheduler tries
+// such a pod again at the same events as other pods, and the line wakes it.
 func toStatus(err error) *fwk.Status {
 	var missing *ipam.LookupError
 	switch {

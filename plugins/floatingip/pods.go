@@ -27,19 +27,16 @@ type livePods struct {
 	client kubernetes.Interface
 }
 
-// IsCurrent says whether a pod with this UID exists and is not yet bound.
 func (p livePods) IsCurrent(ctx context.Context, namespace, name, uid string) (bool, error) {
 	pod, err := p.get(ctx, namespace, name)
 	return err == nil && pod != nil && pod.UID == types.UID(uid) && pod.Spec.NodeName == "", err
 }
 
-// IsGone says whether the pod with this UID does not exist or is finished.
 func (p livePods) IsGone(ctx context.Context, namespace, name, uid string) (bool, error) {
 	pod, err := p.get(ctx, namespace, name)
 	return err == nil && ipam.IsGone(pod, uid), err
 }
 
-// IsNamespace says whether a namespace with this name and UID exists.
 func (p livePods) IsNamespace(ctx context.Context, name, uid string) (bool, error) {
 	namespace, err := p.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -67,19 +64,17 @@ func (p livePods) get(ctx context.Context, namespace, name string) (*v1.Pod, err
 type knownPods struct {
 	lister corelisters.PodLister
 	nodes  corelisters.NodeLister
-	// on are the pods that asked for floating IPs by their node.
+	// on has the pods that asked for floating IPs, indexed by their node.
 	on cache.Indexer
-	// unbound are the UIDs of pods that were recently deleted before they were bound.
+	// unbound has the UIDs of pods that were recently deleted before they were bound.
 	unbound *lru.Cache
 }
 
-// rememberUnbound is the size of knownPods.unbound.
 const rememberUnbound = 10_000
 
-// byNode is an index of pods.
 const byNode = "berth.dev/node"
 
-// newKnownPods adds an index to the informer of pods, if it is not there.
+// newKnownPods adds an index to the informer of pods, if the index does not exist yet.
 func newKnownPods(core coreinformers.Interface) (*knownPods, error) {
 	pods := core.Pods().Informer()
 	if pods.GetIndexer().GetIndexers()[byNode] == nil {
@@ -110,7 +105,6 @@ func (k *knownPods) deleted(pod *v1.Pod) {
 	}
 }
 
-// Node returns a Node, or nil if there is none.
 func (k *knownPods) Node(name string) *v1.Node {
 	node, err := k.nodes.Get(name)
 	if err != nil {
@@ -119,18 +113,15 @@ func (k *knownPods) Node(name string) *v1.Node {
 	return node
 }
 
-// IsGone says whether the pod with this UID does not exist or is finished.
 func (k *knownPods) IsGone(namespace, name, uid string) bool {
 	return ipam.IsGone(k.get(namespace, name), uid)
 }
 
-// IsTerminating says whether the pod with this UID is being deleted.
 func (k *knownPods) IsTerminating(namespace, name, uid string) bool {
 	pod := k.get(namespace, name)
 	return pod != nil && pod.UID == types.UID(uid) && pod.DeletionTimestamp != nil
 }
 
-// IsLost says whether the pod with this UID is being deleted and its node is lost.
 func (k *knownPods) IsLost(namespace, name, uid string) bool {
 	pod := k.get(namespace, name)
 	return pod != nil && pod.UID == types.UID(uid) && k.lost(pod)
@@ -149,12 +140,11 @@ func (k *knownPods) get(namespace, name string) *v1.Pod {
 	return pod
 }
 
-// withIPsOn returns the pods of a node that asked for floating IPs.
 func (k *knownPods) withIPsOn(node string) []*v1.Pod {
 	return view.Indexed[*v1.Pod](k.on, byNode, node)
 }
 
-// serving returns the changes that pools serve a node which they did not serve before, or serve again.
+// serving returns the changes that these pools now serve a node.
 func (k *knownPods) serving(node string, pools []string) (changes []ipam.Change) {
 	if len(pools) == 0 {
 		return nil

@@ -15,10 +15,11 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// preemption has the assumptions under which a node is filtered: kube-scheduler removes victims and
-// adds nominated pods; PostFilter assumes that pods which end have ended.
+// preemption has the assumptions under which a node is filtered. kube-scheduler removes victims and
+// adds nominated pods. PostFilter assumes that ending pods have ended.
 type preemption struct {
-	// ended has what the pods leave that PostFilter takes for ended; nil: none. It is not modified.
+	// ended has the addresses of the pods that PostFilter assumes to have ended; nil: none. It is not
+	// modified.
 	ended *ipam.Preemption
 	// removed are the victims, with their namespaces.
 	removed map[types.UID]string
@@ -26,9 +27,9 @@ type preemption struct {
 	nominated map[types.UID]nominee
 }
 
-// nominee is how many free addresses a nominated pod needs, and its namespace. On another node than its
-// own it needs only the free ones that are there already: its victims leave it the others. Without a node it
-// needs them anywhere.
+// nominee has the number of free addresses that a nominated pod needs, and its namespace. On its
+// own node it needs all of them. Before pods on other nodes it needs only addresses that are free
+// already: its victims leave it the others. Without a node it needs all of them on every node.
 type nominee struct {
 	wanted    int
 	namespace string
@@ -36,7 +37,7 @@ type nominee struct {
 	free      int
 }
 
-// on returns how many addresses it needs before a pod on a node.
+// on returns how many addresses the nominated pod needs before a pod on a node.
 func (n nominee) on(node string) int {
 	if n.node != "" && n.node != node {
 		return n.free
@@ -51,7 +52,7 @@ func (r *preemption) clone() *preemption {
 	return &preemption{ended: r.ended, removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
-// sum returns the preemption's changes for the pod that is being scheduled, on a node.
+// sum returns the preemption's changes on a node, for the pod that is being scheduled.
 func (r *preemption) sum(candidates *ipam.Candidates, namespace, node string) *ipam.Preemption {
 	sum := &ipam.Preemption{}
 	if r.ended != nil {
@@ -91,8 +92,8 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 	return nil
 }
 
-// AddPod takes back RemovePod, or adds a nominated pod to the node. That pod needs its
-// addresses before the pod that is being scheduled, unless it is being deleted: then it gets none.
+// AddPod takes back RemovePod, or adds a nominated pod to the node. A nominated pod needs its
+// addresses before the pod that is being scheduled. If it is being deleted, it needs none.
 func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := added.GetPod()
@@ -113,8 +114,8 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	return nil
 }
 
-// wanted returns how many free addresses a nominated pod needs. Of addresses that its owner keeps for it,
-// the pools count none as free.
+// wanted returns how many free addresses a nominated pod needs. Addresses that its owner keeps for
+// it are not free in the pools.
 func (pl *Plugin) wanted(pod *v1.Pod) int {
 	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
 	if err == nil {
@@ -125,7 +126,7 @@ func (pl *Plugin) wanted(pod *v1.Pod) int {
 	return len(request.Parts)
 }
 
-// updatePreemption modifies the state's preemption, which no copy of the state shares.
+// updatePreemption modifies the state's preemption. Copies of the state do not share it.
 func (s *cycleState) updatePreemption(mutate func(*preemption)) {
 	if s.preemption == nil {
 		s.preemption = &preemption{removed: map[types.UID]string{}, nominated: map[types.UID]nominee{}}
@@ -133,24 +134,26 @@ func (s *cycleState) updatePreemption(mutate func(*preemption)) {
 	mutate(s.preemption)
 }
 
-const notNeeded = "preemption: not needed while addresses of pods that end, or have ended, come free"
+const notNeeded = "preemption: not needed, because addresses of ending pods are about to become free"
 
-// PostFilter keeps kube-scheduler from a preemption while the pod waits only for addresses that come
-// free anyway. A victim's addresses come free when the controller has deleted their FloatingIPs:
-// milliseconds after the victim is gone, or minutes if there is no controller. Until then
-// DefaultPreemption sees neither a free address nor a victim that is terminating, and would take
-// another one at every attempt, in vain: the same controller would have to free its addresses.
+// PostFilter prevents a preemption while the pod waits only for addresses that become free anyway.
+// A victim's addresses become free when the controller has deleted their FloatingIPs: milliseconds
+// after the victim is gone, or minutes later if there is no controller. Until then
+// DefaultPreemption sees neither a free address nor a terminating victim, and would preempt another
+// victim at every attempt. This would not help, because the same controller would have to free the
+// new victim's addresses.
 //
-// It is not for Filter to say that such a node is unresolvable. DefaultPreemption would take away
-// the pod's nominated node, on which it made room, and would go on to nodes that lack something
+// Filter cannot prevent this by calling such a node unresolvable: DefaultPreemption would clear the
+// pod's nominated node, on which it made room, and would continue with nodes that lack something
 // else.
 //
-// Nothing else holds a pod back. A node counts only if the pod would fit there in every other
-// respect, so that one that is short of CPU everywhere preempts. An address counts only if the pod
-// may have it: not if it will be kept or has to rest, and not if pods whose turn is earlier need it.
-// The line wakes the pod when an address comes free, and has it look again in between
-// ([line.hold]): an address may go to somebody else, and an end may take too long. However long the
-// controller takes, another victim would not help: it would have to free that address, too.
+// A pod is not held for any other reason. A node counts only if the pod would fit there in every
+// other respect, so a pod that lacks CPU on all nodes may preempt. An address counts only if the
+// pod may have it: not if it will be retained or go into cooldown, and not if pods with an earlier
+// turn need it. The line wakes the pod when an address becomes free, and also at intervals
+// ([line.hold]), because another pod may get the address, and a pod may take too long to end. Even
+// if the controller is slow, another victim would not help: the controller would have to free its
+// address, too.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	s := stateOf(state)
 	if s == nil || s.short.Load()&isShort != 0 {
@@ -159,14 +162,14 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	covered := s != nil && pl.fitsSoon(ctx, state, pod, statuses)
 	pl.waiting.hold(pod.UID, covered)
 	if covered {
-		// The framework asks no other plugin, and the pod keeps its nominated node.
+		// With this status the framework asks no other plugin, and the pod keeps its nominated node.
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, notNeeded)
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable)
 }
 
-// fitsSoon says whether a node fits the pod as soon as pods that end, or have ended, have left their
-// addresses to the pods that wait for them.
+// fitsSoon says whether some node will fit the pod when pods that are ending, or have ended, have
+// left their addresses to the waiting pods.
 func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) bool {
 	s := stateOf(state)
 	if s.short.Load()&isShort == 0 || pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == v1.PreemptNever {
@@ -188,7 +191,7 @@ func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Po
 	stateOf(state).preemption = assumed
 	serves := map[*pools.Reach]bool{}
 	for _, info := range nodes {
-		// Filters of other plugins that come before this one rejected the other nodes.
+		// Another plugin's Filter rejected the node.
 		if statuses.Get(info.Node().Name).Plugin() != Name {
 			continue
 		}

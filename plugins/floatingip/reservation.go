@@ -15,8 +15,9 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// Reserve takes the pod's addresses in memory, all or none. While kube-scheduler tries a PodGroup out,
-// the next pods of the group see them taken; a pod that is nominated takes none before its victims are gone.
+// Reserve takes the pod's addresses in memory, all or none. While kube-scheduler tries a PodGroup
+// out, the next pods of the group see these addresses as taken. A nominated pod takes none before
+// its victims are gone.
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -51,9 +52,9 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		reservation.Trial = true
 		return nil // It still waits.
 	}
-	// From here on the pod does not wait for an address: after a failure it is
-	// retried with back-off, or waits for something else. An address that comes free
-	// must not wake it early, least of all its own when Unreserve gives it back.
+	// From here on the pod does not wait for an address: after a failure it is retried with back-off,
+	// or waits for something else. A freed address must not wake it early, especially not its own
+	// address when Unreserve gives it back.
 	if since, ok := pl.waiting.reserved(pod.UID, reservation.Addrs(), reservation.Kept()); ok {
 		allocationDuration.Observe(time.Since(since).Seconds())
 	}
@@ -61,8 +62,8 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return nil
 }
 
-// outdated rejects the pod because the findings of PreFilter or Filter are out of date. Another node may
-// do, so the pod is tried again.
+// outdated rejects the pod because the findings of PreFilter or Filter are out of date. Another
+// node may fit, so the pod is tried again.
 func (pl *Plugin) outdated(pod *v1.Pod, lack ipam.Lack, reason why, text string) *fwk.Status {
 	pl.nodes.invalidate()
 	pl.waiting.outdated(pod.UID, lack, reason)
@@ -86,7 +87,8 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	pl.addresses.Unreserve(s.reservation)
 }
 
-// PostBind gives back the addresses of a pod that another binder bound without them: the pod gets none any more.
+// PostBind gives back the addresses of a pod that another binder bound without them: such a pod
+// cannot get them any more.
 func (pl *Plugin) PostBind(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) {
 	if s := stateOf(state); s != nil && s.reservation != nil && len(s.reservation.Committed()) == 0 {
 		pl.addresses.Unreserve(s.reservation)

@@ -13,9 +13,9 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// PreScore skips Score for a pod that must have an address of its owner, and if all
-// nodes have the same level of room; but not for a pod with an address that routers lead to its node, while some
-// node has no BGP session.
+// PreScore skips Score if the pod must have an address of its owner, or if all nodes have the same
+// level of room. It does not skip Score if the pod may have an address in mode Routed and some node
+// has no BGP session.
 func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -39,13 +39,13 @@ func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _
 	return nil
 }
 
-// level is the binary logarithm of the room. The ratio matters: 5 and 20 free
-// addresses differ as much as 500 and 2000, and a few more or less do not count.
+// level is the binary logarithm of the room, because the ratio matters: 5 and 20 free addresses
+// differ as much as 500 and 2000, and small differences do not count.
 func level(room int64) int64 { return int64(bits.Len64(uint64(room))) }
 
-// Score prefers nodes whose pools have more free addresses, so that scarce pools
-// are left to pods that cannot go elsewhere. Of a node without a BGP session, pools whose addresses routers lead to
-// their nodes do not count: such nodes come last for pods of these pools.
+// Score prefers nodes whose pools have more free addresses, so that scarce pools are left to pods
+// that cannot go elsewhere. Pools with mode Routed do not count for a node without a BGP session,
+// so such nodes come last for pods of these pools.
 func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
 	s := stateOf(state)
 	if s == nil {
@@ -61,8 +61,8 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node
 	return level(s.candidates.Room(reach)), nil
 }
 
-// levelBySession is the level of room of a node, by whether it has a BGP session. It is 1 or 0 for a pod that must have
-// addresses of its owner.
+// levelBySession returns the level of room of a node, which depends on its BGP session. For a pod
+// that must have addresses of its owner, it is 1 or 0.
 func (pl *Plugin) levelBySession(s *cycleState, reach *pools.Reach, node string) int64 {
 	if pl.nodes.sessions.lacks(node) {
 		reach = s.candidates.Snapshot().WithoutRouted(reach)

@@ -12,18 +12,18 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// sessions knows the nodes whose berth-speaker has no established BGP session, by the speakers' pods. A node
-// without a speaker is none of them: another routing daemon may announce its addresses. Safe for concurrent use. nil: all nodes
-// have what they need.
+// sessions knows the nodes whose berth-speaker has no established BGP session, by the speakers'
+// pods. A node without a speaker does not count, because another routing daemon may announce its
+// addresses. Safe for concurrent use. nil: no node lacks a session.
 type sessions struct {
 	// namespace of the speakers' pods; empty: speakers are not looked for.
 	namespace string
-	// lacking has the nodes without a session, and count is how many these are.
+	// lacking has the nodes without a session, count their number.
 	lacking sync.Map
 	count   atomic.Int64
 
 	mu sync.Mutex
-	// of are the speakers of each node, with whether they are ready: one, but for moments.
+	// of has the speakers of each node, and whether they are ready. For a moment a node may have two.
 	of map[string]map[types.UID]bool
 }
 
@@ -43,7 +43,8 @@ func (s *sessions) lacks(node string) bool {
 // anywhere says whether some node lacks a session.
 func (s *sessions) anywhere() bool { return s != nil && s.count.Load() > 0 }
 
-// seen notes the state of a pod. It returns the node that lacks a session now, or no more; empty: no node.
+// seen notes the state of a pod. It returns the node if it now lacks a session, or does not lack
+// one any more; empty: no node.
 func (s *sessions) seen(pod *v1.Pod) (changed string) {
 	if s == nil || s.namespace == "" || pod.Namespace != s.namespace {
 		return ""
@@ -61,14 +62,14 @@ func (s *sessions) seen(pod *v1.Pod) (changed string) {
 	return s.judge(node)
 }
 
-// gone notes that a pod does not exist any more, with the result of seen.
+// gone notes that a pod does not exist any more. Its result is like that of seen.
 func (s *sessions) gone(pod *v1.Pod) (changed string) {
 	if s == nil {
 		return ""
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	node := pod.Spec.NodeName // It never changes, once there is one.
+	node := pod.Spec.NodeName // It never changes once it is set.
 	delete(s.of[node], pod.UID)
 	if len(s.of[node]) == 0 {
 		delete(s.of, node)
@@ -76,7 +77,7 @@ func (s *sessions) gone(pod *v1.Pod) (changed string) {
 	return s.judge(node)
 }
 
-// judge notes whether the node lacks a session. It returns the node if that is new.
+// judge notes whether the node lacks a session. It returns the node if this has changed.
 func (s *sessions) judge(node string) (changed string) {
 	lacks := len(s.of[node]) > 0
 	for _, ready := range s.of[node] {

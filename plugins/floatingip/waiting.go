@@ -18,10 +18,9 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// waiting wakes pods that found no address when a change may help them. It wakes only
-// as many as the change can serve, not thousands for one address. The [line] decides
-// which pods; waiting has the lock, the timer and the goroutine that wakes them. Safe
-// for concurrent use.
+// waiting wakes pods that found no address when a change may help them. It wakes only as many pods
+// as the change can serve, not thousands for one address. The [line] decides which pods; waiting
+// has the lock, the timer and the goroutine that wakes them. Safe for concurrent use.
 type waiting struct {
 	activator fwk.PodActivator
 	// pending says whether, by the caches, the pod with this UID exists and is still to
@@ -51,8 +50,8 @@ func (w *waiting) do(change func(l *line, now time.Time)) {
 // add notes that an attempt to schedule the pod begins.
 func (w *waiting) add(pod *v1.Pod, request ipam.Request) {
 	w.do(func(l *line, now time.Time) { l.begin(pod, request, now) })
-	// Checked after begin: if the pod is deleted after the check, the event finds it
-	// in the line.
+	// The check comes after begin: if the pod is deleted after the check, the event finds it in the
+	// line.
 	if !w.pending(pod) {
 		w.forget(pod.UID)
 	}
@@ -66,7 +65,7 @@ func (w *waiting) short(uid types.UID, lack ipam.Lack, reason why) {
 	})
 }
 
-// outdated notes that Reserve found the pod's attempt outdated, what the node lacks, and why.
+// outdated notes that Reserve found the pod's attempt outdated, and what the node lacks and why.
 func (w *waiting) outdated(uid types.UID, lack ipam.Lack, reason why) {
 	w.do(func(l *line, now time.Time) {
 		if lack != 0 {
@@ -77,45 +76,40 @@ func (w *waiting) outdated(uid types.UID, lack ipam.Lack, reason why) {
 	})
 }
 
-// wants notes that the pod needs fewer free addresses than it asks for.
 func (w *waiting) wants(uid types.UID, wanted int) {
 	w.do(func(l *line, _ time.Time) { l.wants(uid, wanted) })
 }
 
-// hold notes at the end of an attempt whether the pod is held for addresses that come free anyway: see
-// [line.hold].
+// hold notes at the end of an attempt whether the pod is held for addresses that become free
+// anyway: see [line.hold].
 func (w *waiting) hold(uid types.UID, covered bool) {
 	w.do(func(l *line, now time.Time) { l.hold(uid, covered, now) })
 }
 
-// ahead returns the pods that found no address, that one of these changes may help, and whose turn
-// is before the pod's.
 func (w *waiting) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.line.ahead(uid, changes)
 }
 
-// narrowed notes that the attempt leaves out nodes because of the addresses that the
-// pod's owner keeps.
+// narrowed notes that the attempt leaves out nodes that the owner's kept addresses do not reach.
 func (w *waiting) narrowed(uid types.UID) {
 	w.do(func(l *line, now time.Time) { l.narrowed(uid, now) })
 }
 
-// reserved takes a pod that has these addresses now out of the line. It returns when
-// the pod joined the line; ok is false if it was not in it. kept: all addresses were
-// its owner's before.
+// reserved takes a pod that has these addresses now out of the line. It returns when the pod joined
+// the line; ok is false if the pod was not in the line. kept says that its owner had all addresses
+// before.
 func (w *waiting) reserved(uid types.UID, addrs []netip.Addr, kept bool) (since time.Time, ok bool) {
 	w.do(func(l *line, now time.Time) { since, ok = l.reserved(uid, addrs, kept, now) })
 	return since, ok
 }
 
-// forget takes a pod out of the line that will not be scheduled in its present form.
+// forget takes a pod out of the line if it will not be scheduled in its present form.
 func (w *waiting) forget(uid types.UID) {
 	w.do(func(l *line, now time.Time) { l.gone(uid, now) })
 }
 
-// changed offers a change to waiting pods.
 func (w *waiting) changed(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.changed(change, now) })
 }
@@ -125,7 +119,6 @@ func (w *waiting) serves(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.serves(change, now) })
 }
 
-// help says whether one of these changes may help a waiting pod.
 func (w *waiting) help(uid types.UID, changes []ipam.Change) bool {
 	if len(changes) == 0 {
 		return false
@@ -135,7 +128,7 @@ func (w *waiting) help(uid types.UID, changes []ipam.Change) bool {
 	return w.line.help(uid, changes)
 }
 
-// demand returns the addresses that the pods of the line may take, but for the pod that is being
+// demand returns the addresses that the pods of the line may take, without the pod that is being
 // scheduled.
 func (w *waiting) demand(snapshot *pools.Snapshot) *ipam.Demand {
 	w.mu.Lock()
@@ -143,14 +136,12 @@ func (w *waiting) demand(snapshot *pools.Snapshot) *ipam.Demand {
 	return w.line.demand(snapshot)
 }
 
-// count returns how many pods lack an address, and why.
 func (w *waiting) count() map[group]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.line.lacking()
 }
 
-// run wakes pods until ctx ends.
 func (w *waiting) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

@@ -16,15 +16,16 @@ import (
 	"github.com/berth-dev/berth/ipam/agentca"
 )
 
-// The objects come without data, from the manifests. The Secret has the authority, and nobody else reads it; agents read the ConfigMap.
+// The manifests create these objects without data. The Secret has the authority with its key, and
+// only the signer reads it. Agents read the ConfigMap.
 const (
 	objectName = "berth-agent-ca"
 	keyCert    = "ca.crt"
 	keyKey     = "ca.key"
 )
 
-// keepAuthority makes an authority where there is none, publishes it, and signs by it once agents know it. It tells of each new
-// error once.
+// keepAuthority makes an authority if there is none and publishes it. It lets the Signer use the
+// authority once agents know it. It logs each new error once.
 func (s *Signer) keepAuthority(ctx context.Context) {
 	text := ""
 	if err := s.look(ctx); err != nil && ctx.Err() == nil {
@@ -51,8 +52,9 @@ func (s *Signer) look(ctx context.Context) error {
 	return s.publish(ctx, authority)
 }
 
-// takeAuthority returns the authority of the Secret, and fills it in where there is none, or it is of another cluster or old. A
-// rival's authority stays: then it returns none.
+// takeAuthority returns the authority of the Secret. It writes a new authority into the Secret if
+// there is none, or if the authority is old or of another cluster. It returns nil if another
+// process wrote an authority at the same time.
 func (s *Signer) takeAuthority(ctx context.Context) (*agentca.Authority, error) {
 	secrets := s.kube.CoreV1().Secrets(s.namespace)
 	secret, err := secrets.Get(ctx, objectName, metav1.GetOptions{})
@@ -77,7 +79,7 @@ func (s *Signer) takeAuthority(ctx context.Context) (*agentca.Authority, error) 
 		return nil, err
 	}
 	if _, err := secrets.Update(ctx, secret, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
-		return nil, nil // Whoever was faster has filled it, or the next look does.
+		return nil, nil // Another process was faster, or the next call writes it.
 	} else if err != nil {
 		return nil, fmt.Errorf("fill in Secret %s: %w", objectName, err)
 	}
@@ -85,7 +87,8 @@ func (s *Signer) takeAuthority(ctx context.Context) (*agentca.Authority, error) 
 	return authority, nil
 }
 
-// publish brings the authority into the bundle of agents, and has requests signed by it when it is the first one there.
+// publish adds the authority to the bundle of agents. The authority signs requests once it is the
+// first of the bundle.
 func (s *Signer) publish(ctx context.Context, authority *agentca.Authority) error {
 	configs := s.kube.CoreV1().ConfigMaps(s.namespace)
 	config, err := configs.Get(ctx, objectName, metav1.GetOptions{})

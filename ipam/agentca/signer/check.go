@@ -21,27 +21,26 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// The API server takes these from a token of a ServiceAccount that is bound to a pod (KEP-4193), and no client can set them without
-// the right to impersonate.
+// The API server takes these from a token of a ServiceAccount that is bound to a pod (KEP-4193),
+// and no client can set them without the right to impersonate.
 const (
 	extraNodeName = "authentication.kubernetes.io/node-name"
 	extraNodeUID  = "authentication.kubernetes.io/node-uid"
 )
 
-// agent is for whom a request is.
 type agent struct {
 	name, uid string
 	key       ed25519.PublicKey
 }
 
-// refusal says why a request is not signed. Another try would not be either.
+// refusal says why a request is not signed. It is final: another try has the same result.
 type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
 
 func refusef(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
 
-// check returns for whom a request is, or a refusal.
+// check returns the agent that a request is for, or a refusal.
 func (s *Signer) check(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (*agent, error) {
 	asked, err := read(request)
 	if err != nil {
@@ -73,7 +72,7 @@ func (s *Signer) check(ctx context.Context, request *certificatesv1.CertificateS
 	return asked, nil
 }
 
-// read returns whom a request names, or a refusal. Pure.
+// read returns the agent that a request names, or a refusal. It does no I/O.
 func read(request *certificatesv1.CertificateSigningRequest) (*agent, error) {
 	names, uids := request.Spec.Extra[extraNodeName], request.Spec.Extra[extraNodeUID]
 	if len(names) != 1 || len(uids) != 1 || names[0] == "" || uids[0] == "" {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signer signs the certificates of agents: it approves CertificateSigningRequests of its signer, and refuses others with
-// a reason. It makes the authority that it signs by, and publishes it.
+// Package signer signs the certificates of agents: it approves CertificateSigningRequests for its
+// signer name, or denies them with a reason. It makes and publishes the authority that signs.
 //
-// Which node a certificate is for follows from the token of the requester, which the API server has looked at, and never from what the
-// requester wrote.
+// The node in a certificate comes from the requester's token, which the API server has verified. It
+// never comes from the requester's own text.
 package signer
 
 import (
@@ -30,20 +30,23 @@ import (
 	"github.com/berth-dev/berth/ipam/agentca"
 )
 
-// interval is how soon an authority is there again where the Secret was emptied.
+// interval is the time between two checks of the authority: an emptied Secret is filled again after
+// it.
 const interval = time.Minute
 
-// workers sign: each request waits for the API server a few times.
+// workers is how many requests are signed at once: each request waits for the API server a few
+// times.
 const workers = 5
 
 // Signer signs on the leader.
 type Signer struct {
 	kube      kubernetes.Interface
 	namespace string
-	// authority signs, nil while agents may not know it.
+	// authority signs; nil while some agents may not know it yet.
 	authority atomic.Pointer[agentca.Authority]
 
-	// Of keepAuthority: the UID of the namespace kube-system, since when the authority was seen in the bundle, and the last error.
+	// Of keepAuthority: the UID of the namespace kube-system, since when the authority was seen in the
+	// bundle, and the last error.
 	cluster   string
 	published *x509.Certificate
 	since     time.Time
@@ -100,10 +103,9 @@ func (s *Signer) work(ctx context.Context, queue workqueue.TypedRateLimitingInte
 	queue.AddRateLimited(name)
 }
 
-// errNoAuthority: the agents do not know the authority yet.
 var errNoAuthority = errors.New("agents do not know the authority for their certificates yet")
 
-// handle signs a request, or refuses it. It changes its copy of the request.
+// handle signs or denies a request. It changes the request, which must be a copy.
 func (s *Signer) handle(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error {
 	if isDone(request) {
 		return nil
@@ -137,7 +139,7 @@ func (s *Signer) handle(ctx context.Context, request *certificatesv1.Certificate
 	return nil
 }
 
-// refuse denies a request. One that somebody has approved fails.
+// refuse denies a request. If somebody has approved the request, it marks the request as failed.
 func (s *Signer) refuse(ctx context.Context, request *certificatesv1.CertificateSigningRequest, why *refusal) error {
 	klog.FromContext(ctx).Info("Refused a request for an agent's certificate", "request", request.Name, "user", request.Spec.Username, "why", why.Error())
 	requests := s.kube.CertificatesV1().CertificateSigningRequests()

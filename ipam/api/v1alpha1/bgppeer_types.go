@@ -4,8 +4,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// BGPPeer is a router to which berth-speaker announces the addresses that its node carries. It
-// learns nothing from the router.
+// BGPPeer is a router to which berth-speaker announces the addresses that its node carries.
+// berth-speaker accepts no routes from the router.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=bgpp,categories=berth
@@ -38,47 +38,45 @@ type BGPPeerSpec struct {
 	// peer is the router.
 	Peer BGPRouter `json:"peer"`
 
-	// source has each node speak from its address in this prefix, such as one of its
-	// loopback, and not from the one by which it reaches the router.
+	// source is the prefix of the local address of sessions: each node uses its address in this
+	// prefix, such as a loopback address. Absent: the address by which the node reaches the router.
 	//
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="must be a CIDR without host bits, such as 10.255.0.0/24"
 	// +optional
 	Source string `json:"source,omitempty"`
 
-	// multihop is the number of hops to the router. With 1 (default) both sides use
-	// TTL security (RFC 5082), which the router must be told, too: packets that were
-	// forwarded are dropped.
+	// multihop is the number of hops to the router. With 1 (default) both sides use TTL security (RFC
+	// 5082) and drop packets that were forwarded. Configure TTL security on the router, too.
 	//
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 255",message="must be a number of hops from 1 (the router is a neighbour of the node) to 255"
 	// +optional
 	Multihop int32 `json:"multihop,omitempty"`
 
-	// holdTime is the silence after which each side gives the other up, in whole
-	// seconds. The router may have a shorter one, which counts then.
+	// holdTime is the silence after which each side ends the session, in whole seconds. If the router
+	// has a shorter hold time, both sides use the router's.
 	//
 	// +kubebuilder:default="9s"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('3s') && duration(self) <= duration('65535s') && duration(self).getMilliseconds() % 1000 == 0",message="must be whole seconds from 3s to 65535s, such as 9s"
 	// +optional
 	HoldTime *metav1.Duration `json:"holdTime,omitempty"`
 
-	// gracefulRestart has the router keep the addresses while berth-speaker is
-	// restarted.
+	// gracefulRestart says how long the router keeps the addresses while berth-speaker restarts.
 	//
 	// +kubebuilder:default={}
 	// +optional
 	GracefulRestart BGPGracefulRestart `json:"gracefulRestart,omitzero"`
 
-	// bfd has the router and berth-speaker watch each other by BFD (RFC 5880): the
-	// router drops the addresses of a node that is gone after a second, and not after
-	// the hold time. The router must be told, too. Absent: off.
+	// bfd makes the router and berth-speaker watch each other by BFD (RFC 5880): the router drops the
+	// addresses of a lost node after a second instead of the hold time. Configure BFD on the router,
+	// too. Absent: off.
 	//
 	// +optional
 	BFD *BGPBFD `json:"bfd,omitempty"`
 
-	// export says which addresses are announced. The first entry with a prefix that
-	// contains an address counts. What no entry names is not announced.
+	// export says which addresses are announced. For each address the first entry with a prefix that
+	// contains it applies. Addresses in no prefix are not announced.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
@@ -101,8 +99,7 @@ type BGPRouter struct {
 	// +optional
 	Port int32 `json:"port,omitempty"`
 
-	// asn is the router's autonomous system: the nodes' own for iBGP, another one for
-	// eBGP.
+	// asn is the router's autonomous system: the same as localASN for iBGP, another one for eBGP.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 4294967294",message="must be the number of an autonomous system from 1 to 4294967294, such as 65101"
 	ASN int64 `json:"asn"`
@@ -120,16 +117,16 @@ type BGPGracefulRestart struct {
 
 // BGPBFD is BFD with the router: at UDP port 3784, or 4784 with multihop from 2 on.
 type BGPBFD struct {
-	// interval between packets, in both directions. The router may have a longer
-	// one, which counts then.
+	// interval between packets, in both directions. If the router has a longer interval, both sides
+	// use the router's.
 	//
 	// +kubebuilder:default="300ms"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('50ms') && duration(self) <= duration('60s')",message="must be from 50ms to 60s, such as 300ms"
 	// +optional
 	Interval *metav1.Duration `json:"interval,omitempty"`
 
-	// multiplier is the number of missing packets after which each side gives the
-	// other up. The router has its own for what it sends.
+	// multiplier is the number of missing packets after which the router considers the node lost. The
+	// router's own multiplier decides when the node considers the router lost.
 	//
 	// +kubebuilder:default=3
 	// +kubebuilder:validation:XValidation:rule="self >= 2 && self <= 255",message="must be a number of packets from 2 to 255"
@@ -137,7 +134,7 @@ type BGPBFD struct {
 	Multiplier int32 `json:"multiplier,omitempty"`
 }
 
-// BGPExport has some addresses announced.
+// BGPExport selects addresses to announce.
 type BGPExport struct {
 	// prefixes that contain the addresses. Each address is announced on its own, as
 	// a /32 or /128.
@@ -159,9 +156,9 @@ type BGPExport struct {
 	// +optional
 	Communities []string `json:"communities,omitempty"`
 
-	// newest announces each address with the age of its present place, so that
-	// routers prefer the newest one: the metric of its route in the node's table 98
-	// as MED, and for iBGP 4294967295 less that metric as LOCAL_PREF.
+	// newest makes routers prefer the node that got an address last. The MED of the announcement is
+	// the metric of the address's route in the node's table 98. For iBGP the LOCAL_PREF is 4294967295
+	// minus this metric.
 	//
 	// +optional
 	Newest bool `json:"newest,omitempty"`

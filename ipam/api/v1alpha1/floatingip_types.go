@@ -63,8 +63,8 @@ type FloatingIP struct {
 	Status FloatingIPStatus `json:"status,omitzero"`
 }
 
-// InConflict returns whether a node found that a host outside of the cluster has the
-// address. It is given to no new owner then.
+// InConflict returns whether a node found that a host outside of the cluster has the address. No
+// new owner gets such an address.
 func (ip *FloatingIP) InConflict() bool {
 	for _, c := range ip.Status.Conditions {
 		if c.Type == FloatingIPConflict {
@@ -80,8 +80,8 @@ const FloatingIPConflict = "Conflict"
 
 // FloatingIPStatus has findings of nodes about an address.
 type FloatingIPStatus struct {
-	// conditions: Conflict. Its message has the MAC of the host that has the address.
-	// It becomes false when a pod gets the address because nobody else has it any more.
+	// conditions: Conflict. Its message has the MAC of the host that has the address. The condition
+	// becomes false when a pod gets the address, because no other host has it any more.
 	//
 	// +listType=map
 	// +listMapKey=type
@@ -91,8 +91,8 @@ type FloatingIPStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// Programs write the spec as a whole. If the API server recorded by field who wrote it, the record
-// would be as large as the spec.
+// The spec is atomic because programs write it as a whole: managed fields would otherwise list each
+// of its fields.
 
 // FloatingIPSpec says which owner and which pod have the address, on which node, and
 // since when.
@@ -102,10 +102,10 @@ type FloatingIPStatus struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.service) || !has(self.pod)",message="says which Service has the address: leave it out while a pod has it",fieldPath=".service"
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.owner) && !has(self.pod) && !has(self.service)",message="says that pods leave by the address of an IPClaim: leave it out without spec.owner, and while a pod or a Service has the address",fieldPath=".egress"
 // +kubebuilder:validation:XValidation:rule="!has(self.pod) && !has(self.service) || has(self.owner) && self.owner.namespace.size() > 0",message="has the namespace of the pod or Service that has the address: set spec.owner with a namespace, or leave spec.pod and spec.service out",fieldPath=".owner"
-// +kubebuilder:validation:XValidation:rule="!has(self.releasedAt) || !has(self.owner)",message="says since when an address that nobody owns rests: leave it out while spec.owner is set",fieldPath=".releasedAt"
-// +kubebuilder:validation:XValidation:rule="!has(self.lastNode) || has(self.owner) || has(self.releasedAt)",message="says which node may carry an address that is owned or rests: set spec.owner, or spec.releasedAt to the time at which the address was freed, or leave it out",fieldPath=".lastNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.releasedAt) || !has(self.owner)",message="says since when an address without an owner is in cooldown: leave it out while spec.owner is set",fieldPath=".releasedAt"
+// +kubebuilder:validation:XValidation:rule="!has(self.lastNode) || has(self.owner) || has(self.releasedAt)",message="says which node may carry an address that has an owner or is in cooldown: set spec.owner, or set spec.releasedAt to the time at which the address was freed, or leave it out",fieldPath=".lastNode"
 // +kubebuilder:validation:XValidation:rule="!has(self.externallyAssigned) || !self.externallyAssigned || has(self.owner) && has(self.node) && self.node.size() > 0",message="says that the external assigner attached the address to spec.node for spec.owner: set both, or leave it out",fieldPath=".externallyAssigned"
-// +kubebuilder:validation:XValidation:rule="!has(self.lastOwner) || has(self.lastNode) && has(self.releasedAt) && !has(self.owner)",message="says who had an address that rests for spec.lastNode: leave it out unless spec.lastNode and spec.releasedAt are set and spec.owner is not",fieldPath=".lastOwner"
+// +kubebuilder:validation:XValidation:rule="!has(self.lastOwner) || has(self.lastNode) && has(self.releasedAt) && !has(self.owner)",message="says which owner had an address that is in cooldown for spec.lastNode: leave it out unless spec.lastNode and spec.releasedAt are set and spec.owner is not",fieldPath=".lastOwner"
 type FloatingIPSpec struct {
 	// address in its canonical form. The object's name follows from it.
 	//
@@ -132,14 +132,14 @@ type FloatingIPSpec struct {
 	// +optional
 	Owner *Owner `json:"owner,omitempty"`
 
-	// pod is the holder of the address. Absent: the address is of a Service or of a node itself,
-	// retained for its owner, cooling down, or reserved.
+	// pod is the holder of the address. Absent: a Service or a node itself has the address, or the
+	// address is retained for its owner, in cooldown, or reserved.
 	//
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
 
-	// service is the holder of the address, if that is a Service of type LoadBalancer. Nodes carry
-	// the address for it: the NodeAssignments say which.
+	// service is the holder of the address, if a Service of type LoadBalancer has it. The
+	// NodeAssignments say which nodes carry the address for the Service.
 	//
 	// +optional
 	Service *ServiceReference `json:"service,omitempty"`
@@ -158,32 +158,33 @@ type FloatingIPSpec struct {
 	// +optional
 	Index int32 `json:"index,omitempty"`
 
-	// lastPod is the name of the previous holder. Of several retained addresses, a
-	// pod gets the one that the pod of its name had. Absent if the present holder
-	// is the first, or if no pod has held the address yet.
+	// lastPod is the name of the previous holder. Of several retained addresses, a pod gets the
+	// address that an earlier pod of its name had. Absent if the present holder is the first, or if no
+	// pod has held the address yet.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	LastPod string `json:"lastPod,omitempty"`
 
-	// node is the node that the pod was bound to, or, of an address whose owner is a Node,
-	// that node while it has the address.
+	// node is the node that the pod was bound to. If the owner is a Node, it is that node while the
+	// node has the address.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Node string `json:"node,omitempty"`
 
-	// lastNode is the node that carried the address before the present holder, or before
-	// the address had no pod, if nothing has proved that it stopped. The agent of the next
-	// node asks it. If the address is freed, it rests until that node's agent says that it
-	// does not carry the address, the Node is deleted or tainted out-of-service, or an hour
-	// is over.
+	// lastNode is the node that carried the address before the present holder, or before the pod
+	// ended, if nothing has proved that this node stopped. The agent of the next node asks this node
+	// whether it still carries the address. A freed address stays in cooldown until the agent of this
+	// node says that the node does not carry the address, the Node is deleted or tainted
+	// out-of-service, or an hour is over.
 	//
 	// +optional
 	LastNode *NodeReference `json:"lastNode,omitempty"`
 
-	// lastOwner had the address before it was freed, while the address rests for
-	// lastNode. Only pods of its namespace can get the address meanwhile.
+	// lastOwner is the owner that had the address before it was freed. It is set while the address is
+	// in cooldown for lastNode. Until this cooldown ends, only pods of the owner's namespace can get
+	// the address.
 	//
 	// +optional
 	LastOwner *Owner `json:"lastOwner,omitempty"`
@@ -216,9 +217,8 @@ type FloatingIPSpec struct {
 	// +optional
 	KeepUntil *metav1.Time `json:"keepUntil,omitempty"`
 
-	// releasedAt is the time at which the address was freed. The address has no
-	// owner, and no pod gets it until the cooldown of its pool is over, and the rest for
-	// lastNode.
+	// releasedAt is the time at which the address was freed. The address has no owner, and no pod gets
+	// it until its cooldown is over: the cooldown of the pool, and the cooldown for lastNode.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
@@ -237,18 +237,17 @@ type FloatingIPSpec struct {
 	// +optional
 	Reserved bool `json:"reserved,omitempty"`
 
-	// since is the time at which the holder was bound or, without a holder, at which
-	// the address was retained. While the FloatingIP exists it only grows, whatever the
-	// clocks of the programs that write it say: by it routers prefer the present node of
-	// an address in mode Routed.
+	// since is the time at which the holder was bound or, without a holder, at which the address was
+	// retained. While the FloatingIP exists, this time only grows, whatever the clocks of the programs
+	// that write it say. Routers use it to prefer the present node of an address in mode Routed.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 }
 
-// NextSince returns spec.since of a new tenure that begins now, by the clock of the program that writes it. before is
-// spec.since of the record that it replaces, the zero Time where there is none.
+// NextSince returns spec.since of a new tenure that begins now, by this program's clock. before is
+// spec.since of the replaced record; the zero Time if there is none.
 func NextSince(now, before time.Time) *metav1.Time {
 	if next := before.Add(time.Second); now.Before(next) {
 		now = next
@@ -341,23 +340,25 @@ type Owner struct {
 	NodeName string `json:"nodeName,omitempty"`
 }
 
-// IsToRest returns whether the address must rest after its FloatingIP was deleted: a
-// pod or a node has held it, its pool has a cooldown or nothing has proved that its last node
-// stopped carrying it, and it is not at rest already. spec.pod does not count: only Berth
-// deletes a FloatingIP that has a holder, and only if that pod never ran with the address
-// or its node is known to have stopped.
+// IsToRest returns whether the address must go into cooldown after its FloatingIP was deleted.
+// Three conditions must hold: a pod or a node has held the address; its pool has a cooldown, or
+// nothing has proved that its last node stopped carrying it; the address is not in cooldown
+// already. spec.pod does not count: only Berth deletes a FloatingIP that has a holder, and only if
+// that pod never ran with the address or its node is known to have stopped.
 func (s *FloatingIPSpec) IsToRest(cooldown time.Duration) bool {
 	return (s.LastPod != "" || s.Owner.IsNode()) && s.ReleasedAt == nil && (cooldown > 0 || s.LastNode != nil || s.IsOfNode())
 }
 
-// IsRouted returns whether routers lead packets for the address to its node: no host of a link has it.
+// IsRouted returns whether routers lead packets for the address to its node. No host on a link has
+// such an address.
 func (s *FloatingIPSpec) IsRouted() bool { return s.Network != nil && s.Network.Mode == NetworkRouted }
 
 // IsOfNode returns whether a node itself has the address now.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
-// Holder returns who has the address now: a Pod, a Service, an IPClaim by which pods leave, or a Node itself, by which pods
-// may leave, too. These are all kinds of objects that can. It has no UID, and is nil if nobody has the address.
+// Holder returns the object that has the address now: a Pod, a Service, an IPClaim by whose address
+// pods leave, or a Node itself. No other kind can have an address. The result has no UID, and is nil
+// if the address has no holder.
 func (s *FloatingIPSpec) Holder() *Owner {
 	holder := Owner{APIVersion: "v1"}
 	if s.Owner != nil {
@@ -381,10 +382,10 @@ func (s *FloatingIPSpec) Holder() *Owner {
 // IsHeld returns whether anybody has the address now.
 func (s *FloatingIPSpec) IsHeld() bool { return s.Holder() != nil }
 
-// CompareAge is negative if the FloatingIP was created before another one. Of two from one second, the lower
-// address is the older.
+// CompareAge is negative if the FloatingIP was created before other. Of two FloatingIPs created in
+// the same second, the one with the lower address counts as older.
 func (ip *FloatingIP) CompareAge(other *FloatingIP) int {
-	// The scheduler's order is by number, not by text.
+	// The scheduler compares addresses as numbers, not as text.
 	return cmp.Or(ip.CreationTimestamp.Compare(other.CreationTimestamp.Time), ip.Addr().Compare(other.Addr()))
 }
 
@@ -395,8 +396,8 @@ const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
 // IsAwaited returns whether the address waits for the first owner of that name.
 func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
 
-// IsNode returns whether the owner is a Node. A pod's owner has a namespace, also one whose pod names a
-// Node as its controller. It is false for nil.
+// IsNode returns whether the owner is a Node; false for nil. The owner of a pod has a namespace,
+// even if the pod names a Node as its controller.
 func (o *Owner) IsNode() bool {
 	return o != nil && o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == ""
 }
@@ -428,8 +429,9 @@ type PodReference struct {
 	Name string `json:"name"`
 	// uid of the pod.
 	UID types.UID `json:"uid"`
-	// failover says that the pod is moved when its node is lost, as its annotation berth.dev/failover asked
-	// when it was bound: a node that is cut off does not answer for the address then.
+	// failover says that the pod is moved when its node is lost, because it had the annotation
+	// berth.dev/failover when it was bound. A node that is cut off stops answering for such an
+	// address.
 	//
 	// +optional
 	Failover bool `json:"failover,omitempty"`
@@ -437,21 +439,22 @@ type PodReference struct {
 
 // ServiceReference identifies a Service. Its namespace is the owner's.
 type ServiceReference struct {
-	// name of the Service. Of several Services that share the address, it is the one whose annotations count.
+	// name of the Service. If several Services share the address, the annotations of this Service
+	// count.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// uid of the Service.
 	UID types.UID `json:"uid"`
-	// share is the value of the annotation berth.dev/share of the Services that share the address. Absent: one
-	// Service has it alone.
+	// share is the value of the annotation berth.dev/share of the Services that share the address.
+	// Absent: the Service does not share the address.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Share string `json:"share,omitempty"`
-	// node is the one that answers for the address on its link, or is about to: berth-controller writes it before the node's
-	// NodeAssignment, and the node that had the address before falls silent. Absent: none was chosen yet, or routers
-	// lead the address to several nodes.
+	// node is the node that answers for the address on its link, or is about to. berth-controller
+	// writes it before the node's NodeAssignment. The node that had the address before then stops
+	// answering. Absent: no node was chosen yet, or routers lead the address to several nodes.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -528,7 +531,7 @@ type NodeReference struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
-	// uid of the Node. A machine that takes over the name of a deleted Node has another.
+	// uid of the Node. A machine that takes over the name of a deleted Node has another UID.
 	UID types.UID `json:"uid"`
 }
 

@@ -43,15 +43,15 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.preallocate) && self.preallocate",message="has the claim's addresses before pods leave by them: set spec.preallocate to true",fieldPath=".egress"
 // +kubebuilder:validation:XValidation:rule="has(self.egress) == has(oldSelf.egress)",message="cannot be set or taken away later: create another claim"
 type IPClaimSpec struct {
-	// size is the maximum number of addresses of each family. A pod that needs one
-	// more waits. When size is lowered, addresses without a pod are freed first,
-	// and addresses of pods when the pods end.
+	// size is the maximum number of addresses of each family. A pod that needs another address waits.
+	// When size is lowered, addresses without a pod are freed first, and addresses of pods when the
+	// pods end.
 	//
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	Size int32 `json:"size"`
 
-	// preallocate takes all addresses at once, before any pod asks for one.
+	// preallocate takes all addresses immediately, before any pod asks for an address.
 	//
 	// +optional
 	Preallocate bool `json:"preallocate,omitempty"`

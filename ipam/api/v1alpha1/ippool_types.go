@@ -46,7 +46,7 @@ type IPPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.nodeAddresses) || !has(self.externalAssigner) || !self.externalAssigner",message="an external assigner attaches addresses for pods only: leave nodeAddresses or externalAssigner out",fieldPath=".nodeAddresses"
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.nodeAddresses)",message="pods leave with an address that the pool gives their node: set nodeAddresses, or remove egress",fieldPath=".egress"
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.gateway)",message="pods leave by the gateway of the pool: set gateway, or remove egress",fieldPath=".egress"
-// +kubebuilder:validation:XValidation:rule="!has(self.egress) || !has(self.egress.except) || !isCIDR(self.subnet) || self.egress.except.all(e, !isCIDR(e) || cidr(e).ip().family() == cidr(self.subnet).ip().family())",message="egress.except must be of the family of spec.subnet: other destinations are none of this pool's",fieldPath=".egress.except"
+// +kubebuilder:validation:XValidation:rule="!has(self.egress) || !has(self.egress.except) || !isCIDR(self.subnet) || self.egress.except.all(e, !isCIDR(e) || cidr(e).ip().family() == cidr(self.subnet).ip().family())",message="egress.except must be of the family of spec.subnet: egress of this pool is for that family only",fieldPath=".egress.except"
 type IPPoolSpec struct {
 	// subnet of the addresses, as a CIDR without host bits.
 	//
@@ -131,23 +131,20 @@ type IPPoolSpec struct {
 	// +optional
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
-	// maxPerNamespace is the maximum number of addresses of this pool that one
-	// namespace may have. Every address with an owner in the namespace counts: held
-	// by a pod, promised to a pod that is being scheduled, retained, or
-	// preallocated. Addresses that are cooling down or reserved do not count. A
-	// namespace at its cap gets no more addresses of the pool, but its pods still
-	// get the addresses that are retained for them. Lowering the cap takes no
-	// address away. Absent: no cap.
+	// maxPerNamespace is the maximum number of addresses of this pool that one namespace may have.
+	// Every address with an owner in the namespace counts: held by a pod, promised to a pod that is
+	// being scheduled, retained, or preallocated. Addresses that are in cooldown or reserved do not
+	// count. A namespace at its cap gets no more addresses of the pool, but its pods still get the
+	// addresses that are retained for them. Lowering the cap takes no address away. Absent: no cap.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	MaxPerNamespace int32 `json:"maxPerNamespace,omitempty"`
 
-	// releasePolicies that pods and IPClaims may ask for with an address of the pool.
-	// Absent: all. This field, maxRetainFor and exactAddresses count when a pod or an
-	// IPClaim gets an address of the pool. An address that was given before stays with
-	// its owner, and a next pod gets it on the same terms, but on no other terms that the
-	// pool does not allow.
+	// releasePolicies that pods and IPClaims may ask for with an address of the pool. Absent: all.
+	// This field, maxRetainFor and exactAddresses count when a pod or an IPClaim gets an address of
+	// the pool. An address that was given before stays with its owner. The owner's next pod gets it on
+	// the same terms, or on terms that the pool allows.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=3
@@ -155,10 +152,10 @@ type IPPoolSpec struct {
 	// +optional
 	ReleasePolicies []ReleasePolicy `json:"releasePolicies,omitempty"`
 
-	// maxRetainFor is the longest time for which pods and IPClaims may have an address
-	// of the pool kept without a pod: with the policies Retain and Never they must set
-	// a retainFor that is not longer. The pool preallocates no addresses then, and a
-	// retainFor counts for addresses that were preallocated before. Absent: no limit.
+	// maxRetainFor is the longest time for which an address of the pool is kept without a pod: pods
+	// and IPClaims with the policy Retain or Never must set a retainFor that is not longer. A pool
+	// with maxRetainFor preallocates no addresses, and addresses that were preallocated before are
+	// freed after their retainFor. Absent: no limit.
 	//
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be longer than 0s; to have no address kept without a pod, set releasePolicies to [PodDeleted]"
 	// +optional
@@ -171,60 +168,62 @@ type IPPoolSpec struct {
 	// +optional
 	ExactAddresses *bool `json:"exactAddresses,omitempty"`
 
-	// cooldown is the time that a freed address stays unused before another pod gets
-	// it, also a pod of the same workload. Choose it as long as neighbours and
-	// firewalls may remember the address. An address that is cooling down is a
-	// FloatingIP with spec.releasedAt, so the cooldown survives restarts. A change also
-	// applies to addresses that are cooling down already. 0s: none.
+	// cooldown is the time that a freed address stays unused before another pod gets it, also a pod of
+	// the same workload. Choose it as long as neighbours and firewalls may remember the address. An
+	// address in cooldown is a FloatingIP with spec.releasedAt, so the cooldown survives restarts. A
+	// change also applies to addresses that are in cooldown already. 0s: no cooldown.
 	//
 	// +kubebuilder:default="1m"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('720h')",message="must be from 0s to 720h"
 	// +optional
 	Cooldown *metav1.Duration `json:"cooldown,omitempty"`
 
-	// externalAssigner says that the external assigner (of a cloud's network, for
-	// instance) must attach an address of the pool to the node before a pod can use
-	// it. The scheduler and the controller must be configured with one.
+	// externalAssigner says that the external assigner (of a cloud's network, for instance) must
+	// attach an address of the pool to the node before a pod can use it. Configure an external
+	// assigner for the scheduler and for the controller.
 	//
 	// +optional
 	ExternalAssigner bool `json:"externalAssigner,omitempty"`
 
-	// nodeAddresses gives each node of the pool (nodeSubnets, nodeSelector) one address of it, also
-	// nodes that come later: the node's agent puts it, with the prefix length of the subnet, on the link
-	// to the pool's network. namespaceSelector, maxPerNamespace, releasePolicies and maxRetainFor do not
-	// count for it. Pods can have the other addresses. Absent: none.
+	// nodeAddresses gives each node of the pool (nodeSubnets, nodeSelector) one address of the pool,
+	// also nodes that come later. The node's agent puts the address, with the prefix length of the
+	// subnet, on the link to the pool's network. namespaceSelector, maxPerNamespace, releasePolicies
+	// and maxRetainFor do not apply to these addresses. Pods can have the other addresses. Absent:
+	// nodes get no addresses.
 	//
 	// +optional
 	NodeAddresses *NodeAddresses `json:"nodeAddresses,omitempty"`
 
-	// egress has pods without floating IPs leave the cluster with the address that the pool gives their
-	// node, by the pool's gateway. It needs nodeAddresses and gateway. Absent: such pods leave as the
-	// cluster's network has them.
+	// egress lets pods without floating IPs leave the cluster by the pool's gateway, with the address
+	// that the pool gives their node. It needs nodeAddresses and gateway. Absent: the cluster's
+	// network decides how such pods leave.
 	//
 	// +optional
 	Egress *Egress `json:"egress,omitempty"`
 
-	// requireSession keeps the pool's addresses off nodes where berth-speaker has no established
-	// BGP session: pods wait for one. Without it such nodes only come last, for a flap of routing
-	// would else be an outage of scheduling. Nodes without a berth-speaker, and nodes that no
-	// BGPPeer selects, are not held back: another routing daemon announces their addresses. Only in
-	// mode Routed.
+	// requireSession keeps the pool's addresses off nodes where berth-speaker has no established BGP
+	// session: pods wait for a session. Without requireSession the scheduler only prefers other nodes,
+	// so that a short loss of sessions does not stop scheduling. Nodes without a berth-speaker, and
+	// nodes that no BGPPeer selects, need no session: another routing daemon announces their
+	// addresses. Only in mode Routed.
 	//
 	// +optional
 	RequireSession bool `json:"requireSession,omitempty"`
 
-	// excludeServices takes addresses out of circulation that a Service of type LoadBalancer has from another
-	// implementation, such as MetalLB (status.loadBalancer), as long as it has them. berth-controller reserves
-	// them, if it gives addresses to Services (--services): of a Service one of each family, of a namespace that
-	// the pool admits, and for each namespace maxPerNamespace.
+	// excludeServices takes addresses out of circulation while a Service of type LoadBalancer has them
+	// from another implementation, such as MetalLB (status.loadBalancer). berth-controller reserves
+	// such addresses if it gives addresses to Services (--services). It reserves one address of each
+	// family of a Service, only for namespaces that the pool admits, and at most maxPerNamespace
+	// addresses for a namespace.
 	//
 	// +optional
 	ExcludeServices bool `json:"excludeServices,omitempty"`
 
-	// dnsDomain gives the addresses names in DNS by ExternalDNS, if berth-controller writes them (--names): an address leads
-	// from and to NAME.NAMESPACE.DOMAIN, where NAME is the pod that keeps the address (of a StatefulSet, or a bare pod), or
-	// else the owner, from when a pod first has it until it is freed. Names with a dot, or of more than 63 characters, are none.
-	// Absent: no names.
+	// dnsDomain gives the addresses names in DNS by ExternalDNS, if berth-controller writes names
+	// (--names). An address has the name NAME.NAMESPACE.DOMAIN, forward and reverse, from the time
+	// when a pod first has it until it is freed. NAME is the name of the pod that keeps the address
+	// (of a StatefulSet, or a bare pod), otherwise the name of the owner. An address gets no name if
+	// NAME has a dot or more than 63 characters. Absent: no names.
 	//
 	// +kubebuilder:validation:MaxLength=125
 	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?[.])*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",message="must be a domain in lower case without a dot at its end, such as pods.example.com"
@@ -252,21 +251,22 @@ const (
 
 // NodeAddresses says how a pool gives its nodes addresses.
 type NodeAddresses struct {
-	// keep keeps a node's address for a node of its name when the Node is deleted or no longer belongs to
-	// the pool. false: the address is freed.
+	// keep keeps the address of a node that is deleted or no longer belongs to the pool, for a later
+	// node of the same name. false: the address is freed.
 	//
 	// +optional
 	Keep bool `json:"keep,omitempty"`
 }
 
-// Egress says which pods leave with the address of their node, and for where. It counts for connections that a
-// pod without floating IPs begins, to where the node has no route but its default route, and to the
-// pool's subnet. Connections to Services and to the node itself are none of it.
+// Egress says which pods leave with the address of their node, and for which destinations. It
+// applies to connections that a pod without floating IPs begins, to the pool's subnet and to
+// destinations for which the node has only its default route. It does not apply to connections to
+// Services and to the node itself.
 type Egress struct {
-	// namespaces of the pods, by their labels. {}: all.
+	// namespaces of the pods, by the namespaces' labels. {}: all.
 	Namespaces metav1.LabelSelector `json:"namespaces"`
 
-	// except are destinations for which pods leave as without egress.
+	// except are destinations to which egress does not apply.
 	//
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=43
@@ -278,7 +278,8 @@ type Egress struct {
 
 // Conditions of an IPPool.
 const (
-	// PoolReady is true when the scheduler can allocate all of the pool's addresses, on some node.
+	// PoolReady is true when the scheduler can give each address of the pool to pods on at least one
+	// node.
 	PoolReady = "Ready"
 	// PoolExhausted is true when the pool has no free address.
 	PoolExhausted = "Exhausted"
@@ -286,7 +287,7 @@ const (
 
 // IPPoolStatus is the observed state of an IPPool. capacity = allocated + retained
 // + reserved + cooling + free, except that a disabled pool has no free addresses.
-// While addresses come and go, it is at most half a minute late.
+// The status is at most half a minute behind.
 type IPPoolStatus struct {
 	// observedGeneration is the generation of the spec that the status describes.
 	//
@@ -321,7 +322,7 @@ type IPPoolStatus struct {
 	// addresses or more.
 	// +optional
 	NamespacesAtCap int64 `json:"namespacesAtCap"`
-	// namespaces with the most addresses, at most 10, if spec.maxPerNamespace is
+	// namespaces are the (at most 10) namespaces with the most addresses, if spec.maxPerNamespace is
 	// set.
 	//
 	// +kubebuilder:validation:MaxItems=10

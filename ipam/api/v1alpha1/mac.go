@@ -16,13 +16,12 @@ const (
 	macIPv6 = 0x06
 )
 
-// MACOf returns the MAC address of a pod's interface whose first address is addr:
-// an address that moves keeps its MAC address. The mapping must never change,
-// because neighbours and switches remember it. It returns nil for the zero Addr.
-// The MAC address contains the whole IPv4 address, so it is unique. Of an IPv6
-// address it contains a hash of 40 bits: the probability that two of n addresses on
-// one layer 2 network have the same MAC address is about n²/2⁴¹, 1 in 2 million for
-// 1,000 addresses, 1 in 20,000 for 10,000.
+// MACOf returns the MAC address of a pod's interface from the interface's first address, so an
+// address that moves keeps its MAC address. The mapping must never change, because neighbours and
+// switches remember it. It returns nil for the zero Addr. The MAC address contains the whole IPv4
+// address, so it is unique. For IPv6 the MAC address contains a hash of 40 bits: the probability
+// that two of n addresses on one layer 2 network have the same MAC address is about n²/2⁴¹, 1 in 2
+// million for 1,000 addresses, 1 in 20,000 for 10,000.
 func MACOf(addr netip.Addr) net.HardwareAddr {
 	addr = addr.Unmap()
 	switch {

@@ -13,8 +13,8 @@ const (
 	// ResourceIP is the extended resource by which a pod asks for floating IPs. The
 	// quantity is their number. A ResourceQuota can cap it.
 	ResourceIP = GroupName + "/ip"
-	// ResourceVF is the extended resource by which a pod on a network of berth-sriov has
-	// kube-scheduler count the virtual functions that it takes, one for each VLAN.
+	// ResourceVF is the extended resource by which kube-scheduler counts the virtual functions of pods
+	// on networks of berth-sriov. A pod requests one for each VLAN.
 	ResourceVF = GroupName + "/vf"
 	// MaxAddresses is the maximum number of floating IPs of a pod: the
 	// node agent can wire no more. FloatingIP.spec.index is always smaller.
@@ -28,9 +28,9 @@ const (
 	// AnnotationKeepOnScaleDown makes Retain keep the addresses of replicas that a
 	// scale-down removed: "true".
 	AnnotationKeepOnScaleDown = GroupName + "/keep-on-scale-down"
-	// AnnotationSpareAddresses says for how many pods beyond its replicas a
-	// workload with a fixed set keeps addresses, and a DaemonSet for how many beyond one
-	// on each node: a number, or [SpareUnlimited].
+	// AnnotationSpareAddresses is a number of pods, or [SpareUnlimited]. A workload with a fixed set
+	// keeps addresses for this number of pods in addition to its replicas. A DaemonSet keeps them on
+	// each node, in addition to the node's pod.
 	AnnotationSpareAddresses = GroupName + "/spare-addresses"
 	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
 	// addresses come from.
@@ -47,17 +47,17 @@ const (
 	// AnnotationFamilies lists the IP families of the pod's addresses, one address
 	// of each: IPv4, IPv6, or IPv4,IPv6 (dual-stack).
 	AnnotationFamilies = GroupName + "/families"
-	// AnnotationFailover has the pod moved when its node is lost: [FailoverAutomatic]. It
-	// decides about this pod only.
+	// AnnotationFailover, with the value [FailoverAutomatic], lets Berth move the pod when its node is
+	// lost.
 	AnnotationFailover = GroupName + "/failover"
 	FailoverAutomatic  = "Automatic"
-	// AnnotationFailoverVolumes allows [AnnotationFailover] for a pod with volumes that one
-	// node at a time can mount: [FailoverVolumesAccept].
+	// AnnotationFailoverVolumes, with the value [FailoverVolumesAccept], allows [AnnotationFailover]
+	// for a pod with volumes that only one node at a time can mount.
 	AnnotationFailoverVolumes = GroupName + "/failover-volumes"
 	FailoverVolumesAccept     = "Accept"
-	// AnnotationAdvertise limits when the pod's addresses of pools with mode Routed are
-	// announced: [AdvertiseReady], only while the pod is Ready. Without it they are announced
-	// as long as the pod has them.
+	// AnnotationAdvertise, with the value [AdvertiseReady], lets nodes announce the pod's addresses of
+	// pools with mode Routed only while the pod is Ready. Without it these addresses are announced as
+	// long as the pod has them.
 	AnnotationAdvertise = GroupName + "/advertise"
 	AdvertiseReady      = "Ready"
 )
@@ -65,20 +65,22 @@ const (
 // LoadBalancerClass is spec.loadBalancerClass of the Services that get floating IPs.
 const LoadBalancerClass = GroupName + "/lb"
 
-// AnnotationShare has several Services of one namespace share their addresses: those with the same value, while
-// their ports differ and their traffic policies agree.
+// AnnotationShare lets several Services of one namespace share their addresses. Services with the
+// same value share while their ports differ and their traffic policies are the same.
 const AnnotationShare = GroupName + "/share"
 
-// TaintLost is the key of the taint of a node from which pods with [AnnotationFailover] are moved, until it is back.
+// TaintLost is the key of a node's taint. Pods with [AnnotationFailover] are moved away from a node
+// with this taint, until the node is back.
 const TaintLost = GroupName + "/lost"
 
 // AnnotationReason says, on a FloatingIP, why an administrator reserved the address.
 const AnnotationReason = GroupName + "/reason"
 
-// AnnotationHostPorts asks for host ports of the node's choice: [HostPortsRandom].
-// AnnotationHostPortsStatus, which berth-controller writes, has the node's result: a JSON list of
-// objects with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
-// A label of this name on a namespace says who may ask: [HostPortsAllowed]; any other value forbids it.
+// AnnotationHostPorts, with the value [HostPortsRandom], asks for host ports that the node chooses.
+// A label of the same name on a namespace decides whether its pods may ask: only [HostPortsAllowed]
+// allows it. berth-controller writes the node's result into AnnotationHostPortsStatus: a JSON list
+// of objects with hostPort, containerPort and protocol. An object has hostIP if the port is limited
+// to one address.
 const (
 	AnnotationHostPorts       = GroupName + "/host-ports"
 	HostPortsRandom           = "Random"
@@ -86,9 +88,9 @@ const (
 	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
 )
 
-// AnnotationNetworks (Network Plumbing Working Group) names networks of a pod beside the first,
-// AnnotationDefaultNetwork (Multus) the first. In AnnotationNetworkStatus and AnnotationPortMapping a pod reads
-// what its node gave it: the addresses of its networks, and its host ports in Galaxy's form.
+// AnnotationDefaultNetwork (Multus) names the first network of a pod, AnnotationNetworks (Network
+// Plumbing Working Group) the others. A pod reads the addresses of its networks in
+// AnnotationNetworkStatus, and its host ports, in Galaxy's form, in AnnotationPortMapping.
 const (
 	AnnotationNetworks       = "k8s.v1.cni.cncf.io/networks"
 	AnnotationDefaultNetwork = "v1.multus-cni.io/default-network"
@@ -124,8 +126,8 @@ func (ip *FloatingIP) Family() IPFamily {
 	return IPv4
 }
 
-// Addr returns the address, read from the object's name; an invalid one if the name is of none, which the CRD's
-// validation refuses.
+// Addr returns the address, read from the object's name. The result is invalid if the name is not
+// of an address, but the CRD's validation refuses such a name.
 func (ip *FloatingIP) Addr() netip.Addr {
 	addr, _ := AddrOf(ip.Name)
 	return addr

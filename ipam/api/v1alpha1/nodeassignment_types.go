@@ -10,9 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NodeAssignment tells a node which addresses it carries itself, and has its agent's answer. Each
-// node has one, of its name, and its agent watches this object only. berth-controller writes the
-// spec, from FloatingIPs: the agent asks the FloatingIP before it takes an address.
+// NodeAssignment tells a node which addresses it carries itself. The status is the answer of the
+// node's agent. Each node has one NodeAssignment of the same name, and its agent watches only this
+// object. berth-controller writes the spec from FloatingIPs. The agent reads the FloatingIP of an
+// address before it takes the address.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=nas,categories=berth
@@ -40,7 +41,7 @@ type NodeAssignmentSpec struct {
 	// +optional
 	Addresses []AssignedAddress `json:"addresses,omitempty"`
 
-	// egress says for which ordinary pods the node has the addresses that pods leave with.
+	// egress says which pods without floating IPs leave with the node's addresses.
 	//
 	// +listType=map
 	// +listMapKey=pool
@@ -92,12 +93,12 @@ type AssignedClaim struct {
 type AssignedEgress struct {
 	Egress `json:",inline"`
 
-	// pool that says so.
+	// pool is the IPPool with this egress.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
-	// address of the node in the pool, one of spec.addresses. Absent: the node has none now, and its pods do
-	// not leave.
+	// address of the node in the pool, one of spec.addresses. Absent: the node has no address now, and
+	// its pods cannot leave by this pool.
 	//
 	// +kubebuilder:validation:MaxLength=39
 	// +optional
@@ -112,9 +113,9 @@ type AssignedEgress struct {
 type AddressUse string
 
 const (
-	// UseNode: the address is one of the node itself, on its link to the pool's network.
+	// UseNode: the address belongs to the node itself, on its link to the pool's network.
 	UseNode AddressUse = "Node"
-	// UseService: the address is one of a Service. The node leads its packets to kube-proxy.
+	// UseService: the address belongs to a Service. The node passes its packets to kube-proxy.
 	UseService AddressUse = "Service"
 	// UseEgress: pods of several nodes leave with the address. The node leads answers to them.
 	UseEgress AddressUse = "Egress"
@@ -130,12 +131,12 @@ type AssignedAddress struct {
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an IP address in canonical form, such as 10.0.80.11 or 2001:db8::11"
 	Address string `json:"address"`
-	// use that the node makes of it.
+	// use of the address on the node.
 	Use AddressUse `json:"use"`
 	// network of the address.
 	Network Network `json:"network"`
-	// since is spec.since of its FloatingIP, if use is Service: by it routers prefer the nodes that have the
-	// address now.
+	// since is spec.since of the address's FloatingIP, if use is Service. Routers use it to prefer the
+	// nodes that have the address now.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
@@ -180,7 +181,8 @@ type NodeAssignmentStatus struct {
 	// +optional
 	Carried []string `json:"carried,omitempty"`
 
-	// refused are the addresses of the spec that the node does not carry, and why. Only its agent writes them, and tries again.
+	// refused are the addresses of the spec that the node does not carry, and why. Only the node's
+	// agent writes this field. The agent keeps trying to carry these addresses.
 	//
 	// +listType=map
 	// +listMapKey=address
@@ -188,9 +190,9 @@ type NodeAssignmentStatus struct {
 	// +optional
 	Refused []RefusedAddress `json:"refused,omitempty"`
 
-	// pods are pods of the node that do not say yet what they got. Only its agent writes them, and
-	// berth-controller writes the annotations on these pods, if they are the node's. A node with more
-	// than the list takes tells of the others after these.
+	// pods are pods of the node whose annotations do not have their results yet. Only the node's agent
+	// writes this field. berth-controller checks that the pods run on the node and writes their
+	// annotations. If there are more pods than fit into the list, the others follow later.
 	//
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1024
@@ -198,7 +200,7 @@ type NodeAssignmentStatus struct {
 	Pods []PodResult `json:"pods,omitempty"`
 }
 
-// PodResult is what a pod got from its networks and its node.
+// PodResult has the results that a pod got from its networks and its node.
 type PodResult struct {
 	// namespace of the pod.
 	//
@@ -208,7 +210,7 @@ type PodResult struct {
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
-	// uid of the pod. No other pod of the name is meant.
+	// uid of the pod.
 	UID types.UID `json:"uid"`
 	// networkStatus is the pod's annotation k8s.v1.cni.cncf.io/network-status.
 	//
@@ -224,7 +226,7 @@ type PodResult struct {
 	PortMapping string `json:"portMapping,omitempty"`
 }
 
-// Annotations returns the pod's annotations that say so.
+// Annotations returns the annotations of the pod with these results.
 func (r *PodResult) Annotations() map[string]string {
 	all := map[string]string{AnnotationNetworkStatus: r.NetworkStatus, AnnotationHostPortsStatus: r.HostPortsStatus, AnnotationPortMapping: r.PortMapping}
 	maps.DeleteFunc(all, func(_, value string) bool { return value == "" })
@@ -237,11 +239,12 @@ func (r *PodResult) Annotations() map[string]string {
 type RefusalReason string
 
 const (
-	// RefusedInUse: another host of the network has the address. Another node would find that, too.
+	// RefusedInUse: another host of the network has the address. Other nodes would refuse it, too.
 	RefusedInUse RefusalReason = "InUse"
-	// RefusedNotPossible: the node cannot carry it. Another node may.
+	// RefusedNotPossible: the node cannot carry the address. Another node may be able to.
 	RefusedNotPossible RefusalReason = "NotPossible"
-	// RefusedNotYet: the node asks whether another one answers for the address. The next node would have to, too.
+	// RefusedNotYet: the node is still asking whether another node answers for the address. Another
+	// node would have to ask, too.
 	RefusedNotYet RefusalReason = "NotYet"
 )
 
@@ -251,7 +254,7 @@ type RefusedAddress struct {
 	//
 	// +kubebuilder:validation:MaxLength=39
 	Address string `json:"address"`
-	// reason for programs.
+	// reason, to be read by programs.
 	Reason RefusalReason `json:"reason"`
 	// message says why, and what to do.
 	//
@@ -259,16 +262,17 @@ type RefusedAddress struct {
 	Message string `json:"message"`
 }
 
-// Carrier is a node that carries an address of a Service, or is to.
+// Carrier is the state of a node that carries or should carry an address of a Service.
 type Carrier struct {
 	Node string
-	// Assigned: its NodeAssignment names the address. Carried: its agent says that the kernel has it.
+	// Assigned says that the NodeAssignment names the address, Carried that the node's agent reports
+	// it as carried.
 	Assigned, Carried bool
-	// Refused has the reason for which its agent does not carry it; zero: it gave none.
+	// Refused says why the node's agent does not carry the address; zero: the agent gave no reason.
 	Refused RefusedAddress
 }
 
-// Carrier returns how the node stands to an address of a Service.
+// Carrier returns the node's state for an address of a Service.
 func (a *NodeAssignment) Carrier(address string) Carrier {
 	c := Carrier{Node: a.Name, Carried: slices.Contains(a.Status.Carried, address)}
 	c.Assigned = slices.ContainsFunc(a.Spec.Addresses, func(assigned AssignedAddress) bool { return assigned.IsCarried() && assigned.Address == address })

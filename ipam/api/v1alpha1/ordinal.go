@@ -18,8 +18,8 @@ func OrdinalOf(workload, pod string) (ordinal int64, ok bool) {
 	return int64(n), err == nil
 }
 
-// LeaderOf returns the ordinal of the leader in the name of a worker, which is the leader's name, a dash and
-// a number. ok is false for other names.
+// LeaderOf returns the ordinal of the leader in the name of a worker, which is the leader's name, a
+// dash and a number. ok is false for other names.
 func LeaderOf(workload, pod string) (ordinal int64, ok bool) {
 	at := strings.LastIndex(pod, "-")
 	if at < 0 {

@@ -40,7 +40,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 func Kinds() (kinds []string) {
 	scheme := runtime.NewScheme()
 	if err := AddToScheme(scheme); err != nil {
-		panic(err) // of a mistake in this file
+		panic(err) // a mistake in this file
 	}
 	known := scheme.KnownTypes(SchemeGroupVersion)
 	for kind := range known {

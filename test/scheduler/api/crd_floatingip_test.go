@@ -75,11 +75,11 @@ func TestFloatingIPValidation(t *testing.T) {
 		w := w.On(t)
 		for _, tc := range []struct{ spec, want string }{
 			{`"lastNode":{"name":"node1"}`, "spec.lastNode.uid"},
-			{`"lastNode":{"name":"node1","uid":"1"}`, "set spec.owner, or spec.releasedAt to the time at which the address was freed"},
+			{`"lastNode":{"name":"node1","uid":"1"}`, "set spec.owner, or set spec.releasedAt to the time at which the address was freed"},
 			{`"lastNode":{"name":"","uid":"1"}`, "spec.lastNode.name"},
 			{`"releasedAt":"2030-01-02t03:04:05z"`, "spec.releasedAt"},
 			{`"retainFor":"forever"`, "spec.retainFor"},
-			{`"lastOwner":{"apiVersion":"v1","kind":"Pod","namespace":"shop","name":"a","uid":"a"}`, "says who had an address that rests for spec.lastNode"},
+			{`"lastOwner":{"apiVersion":"v1","kind":"Pod","namespace":"shop","name":"a","uid":"a"}`, "says which owner had an address that is in cooldown for spec.lastNode"},
 			{`"lastNode":{"name":"node1","uid":"1"},"releasedAt":"2030-01-02T03:04:05Z","lastOwner":{"apiVersion":"v1","kind":"Pod","namespace":"shop","name":"a","uid":"a"}`, ""},
 		} {
 			_, err := w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":{`+tc.spec+`}}`), metav1.PatchOptions{})

@@ -291,7 +291,7 @@ func TestSetIsMadeWhole(t *testing.T) {
 		w := newDeploymentWorld(t, "10.0.70.2-10.0.70.3")
 		runDeployment(w, "web", 2, appsv1.DeploymentStrategy{})
 		w.Eventually("wait for the event", func() error {
-			return w.EventOf("web", "NoSpareAddress", `PoolsExhausted: the set is not whole`)
+			return w.EventOf("web", "NoSpareAddress", `PoolsExhausted: the set is not complete`)
 		})
 		w.Pool("other", "10.0.71.2-10.0.71.9", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet = "10.0.71.0/24" })
 		w.PatchPool("web", `{"spec":{"ranges":["10.0.70.2-10.0.70.9"]}}`)

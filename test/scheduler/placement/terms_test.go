@@ -107,7 +107,7 @@ func TestFreedAddressRests(t *testing.T) {
 			return err
 		})
 		w.Create(simulation.NewPod("second", named))
-		w.Refused("second", "10.0.70.5 was freed and rests until its pool's cooldown is over")
+		w.Refused("second", "10.0.70.5 was freed and is in cooldown")
 		w.PatchPool("web", `{"spec":{"cooldown":"0s"}}`)
 		if got := w.Address("second"); got != "10.0.70.5" {
 			t.Errorf("without a cooldown the pod has %s", got)
