@@ -409,7 +409,10 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 		}
 		return preallocation.Gather, problem, nil
 	}
-	assigned := v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseEgress, Network: *ip.Spec.Network, Since: ip.Spec.Since, PortsPerNode: ip.Spec.Egress.PortsPerNode}
+	assigned := v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseEgress, Since: ip.Spec.Since, PortsPerNode: ip.Spec.Egress.PortsPerNode}
+	if ip.Spec.Network != nil {
+		assigned.Network = *ip.Spec.Network
+	}
 	for _, b := range ip.Spec.Egress.Blocks {
 		// A node that lost its address keeps its block: it may send yet.
 		if via := c.via(b.Node, ip.Spec.Pool); via != "" {

@@ -51,8 +51,8 @@ var tools = []promise{
 	},
 	{
 		"The next node takes the address of a Service first, and the node before gives it up after that.", "docs/how-to/services.md#which-nodes-carry-it",
-		"ipam/services/carriers.go", "moving := slices.ContainsFunc(p.targets, func", "moving := slices.ContainsFunc(p.targets[:0], func",
-		"ipam/services", "TestChoose",
+		"ipam/carriers/carriers.go", "moving := slices.ContainsFunc(p.Targets, func", "moving := slices.ContainsFunc(p.Targets[:0], func",
+		"ipam/carriers", "TestChoose",
 	},
 	{
 		"While a namespace has as many addresses as the least of its ResourceQuotas allows, nothing is preallocated in it.", "docs/explanation/scheduling.md#caps",

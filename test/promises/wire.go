@@ -50,6 +50,16 @@ var wire = []promise{
 		"cni/egress", "TestExceptions",
 	},
 	{
+		"Another node goes on with the connections by an egress address of which it knows nothing.", "docs/how-to/egress.md#one-address-of-a-namespace",
+		"cni/egress/lead.go", "mask := ^(l.Size - 1)", "mask := ^uint16(0)",
+		"cni/egress", "TestBlock",
+	},
+	{
+		"No other node gets ports of an egress address before the one that has them has stopped.", "docs/how-to/egress.md#one-address-of-a-namespace",
+		"ipam/egress/blocks.go", "case n.stopped(b.address, b.Node):", "case true:",
+		"ipam/egress", "TestAssign",
+	},
+	{
 		"With newest routers prefer the node to which the address came last.", "docs/how-to/bgp.md#when-two-nodes-announce-an-address",
 		"speaker/plan/plan.go", "preference := math.MaxUint32 - metric", "preference := metric",
 		"speaker/plan", "TestSessions",
