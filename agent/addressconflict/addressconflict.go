@@ -26,8 +26,8 @@ import (
 // the pod.
 var ErrConflict = errors.New("address conflict")
 
-// Asker asks networks for hosts outside of the cluster that have addresses of pods which run. Its method is safe in parallel, blocks for
-// the network, and ends with the context.
+// Asker asks networks for hosts outside of the cluster that have addresses of pods which run. Its
+// method is safe in parallel, blocks for the network, and ends with the context.
 type Asker interface {
 	// Foreign returns the conflicts, and beside them an error where some network could not be asked.
 	Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error)
@@ -60,7 +60,8 @@ type Conflicts struct {
 	heard map[netip.Addr]inquiry.InspectedConflict
 }
 
-// Refuse returns ErrConflict where other hosts have addresses of the pod. allAsked says that no host has another one of the targets.
+// Refuse returns ErrConflict where other hosts have addresses of the pod. allAsked says that no
+// host has another one of the targets.
 func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) error {
 	c.note(ctx, pod, targets, found, allAsked)
 	c.mu.Lock()
@@ -81,8 +82,8 @@ func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.
 	return errors.Join(errs...)
 }
 
-// Ask returns the hosts outside of the cluster that have addresses of a pod which runs, and notes which do, and which have given one
-// up.
+// Ask returns the hosts outside of the cluster that have addresses of a pod which runs, and notes
+// which do, and which have given one up.
 func (c *Conflicts) Ask(ctx context.Context, pod api.Pod, targets []conflict.Target) []conflict.Conflict {
 	if c.Asker == nil || len(targets) == 0 {
 		return nil
@@ -95,7 +96,8 @@ func (c *Conflicts) Ask(ctx context.Context, pod api.Pod, targets []conflict.Tar
 	return found
 }
 
-// InConflict returns whether a conflict over an address was noted, whose end is to be looked for. It does not block.
+// InConflict returns whether a conflict over an address was noted, whose end is to be looked for.
+// It does not block.
 func (c *Conflicts) InConflict(addr netip.Addr) bool { return c.Log != nil && c.Log.InConflict(addr) }
 
 // List returns the conflicts that refused pods an address, until nobody has it any more.

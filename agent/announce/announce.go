@@ -12,12 +12,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// announcements is how often an address is announced after the first time, because frames get lost: 1, 2 and 4 s after it. Linux ignores a
-// second answer within a second of the first (locktime).
+// announcements is how often an address is announced after the first time, because frames get lost:
+// 1, 2 and 4 s after it. Linux ignores a second answer within a second of the first (locktime).
 const announcements = 3
 
-// Announcer repeats announcements of things that have addresses in the background. Its methods are safe in parallel and return at once,
-// but for Run.
+// Announcer repeats announcements of things that have addresses in the background. Its methods are
+// safe in parallel and return at once, but for Run.
 type Announcer[K comparable] struct {
 	announce func(ctx context.Context, of K) (carried bool, err error)
 	queue    workqueue.TypedRateLimitingInterface[K]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package answerer runs the state machines of package answering for the segments of a node: it
-// passes on the segments' frames, the API's word and the kernel's state, and does what the machines decide. It
-// decides nothing itself.
+// passes on the segments' frames, the API's word and the kernel's state, and does what the machines
+// decide. It decides nothing itself.
 package answerer
 
 import (
@@ -31,48 +31,57 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Segment is the network of a link. Send, Question and AskHost are called by one goroutine, beside Run, and block for the kernel only.
+// Segment is the network of a link. Send, Question and AskHost are called by one goroutine, beside
+// Run, and block for the kernel only.
 type Segment interface {
-	// Send sends messages to all nodes of the segment, and the ones with a receiver to that outside of it, too.
+	// Send sends messages to all nodes of the segment, and the ones with a receiver to that outside of
+	// it, too.
 	Send(messages []answering.Message) error
-	// Question asks all hosts once who answers for the addresses, and Probe which of them have IPv4 ones themselves.
+	// Question asks all hosts once who answers for the addresses, and Probe which of them have IPv4
+	// ones themselves.
 	Question(addrs []netip.Addr) error
 	Probe(addrs []netip.Addr) error
 	// AskHost asks one host, with a MAC, once whether it has the address.
 	AskHost(addr netip.Addr, mac net.HardwareAddr) error
-	// Run calls the functions with what other hosts send, until ctx ends. Messages for which wants is false may be left out.
+	// Run calls the functions with what other hosts send, until ctx ends. Messages for which wants is
+	// false may be left out.
 	Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error
 	// Defend has claims of exactly these addresses heard.
 	Defend(targets []conflict.Target) error
-	// Check returns an error where the link is gone, or has another MAC than when the segment was opened. It blocks for the kernel only.
+	// Check returns an error where the link is gone, or has another MAC than when the segment was
+	// opened. It blocks for the kernel only.
 	Check() error
 	// Close ends its sockets. It is called once, after Run has returned.
 	Close() error
-	// Own returns the MAC by which the node answers, and its own address on the segment, if it has one.
+	// Own returns the MAC by which the node answers, and its own address on the segment, if it has
+	// one.
 	Own() (mac net.HardwareAddr, addr netip.Addr)
 }
 
 // Node does what the machines decide. Its methods are safe in parallel.
 type Node interface {
-	// Open has the node answer for an address of a complete attachment again. It does nothing where there is none.
+	// Open has the node answer for an address of a complete attachment again. It does nothing where
+	// there is none.
 	Open(ctx context.Context, addr netip.Addr) error
-	// Close has the node stop that, and ends an ADD of the address. newest is kept with the record, zero where no other
-	// node has asserted the address. It blocks for the kernel and the state file. Its error is ErrCannotClose where another
-	// try cannot succeed.
+	// Close has the node stop that, and ends an ADD of the address. newest is kept with the record,
+	// zero where no other node has asserted the address. It blocks for the kernel and the state file.
+	// Its error is ErrCannotClose where another try cannot succeed.
 	Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error
-	// Whose asks the API whether the address is still the pod's that this node has it for, and withdraws it where it is not.
+	// Whose asks the API whether the address is still the pod's that this node has it for, and
+	// withdraws it where it is not.
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
 	// Reachable tries whether the API server answers anything, until ctx ends.
 	Reachable(ctx context.Context) error
 	// IsCut returns whether an uplink has no carrier. It blocks for the kernel only.
 	IsCut(uplink string) (bool, error)
-	// Answers returns whether the kernel, or a container of the node, may answer for an address on any link, by whatever
-	// makes it do so. Of an address that the Answerer closed it asks the kernel alone; another one is soon carried, or no more
-	// answered for. It blocks for the kernel only.
+	// Answers returns whether the kernel, or a container of the node, may answer for an address on any
+	// link, by whatever makes it do so. Of an address that the Answerer closed it asks the kernel
+	// alone; another one is soon carried, or no more answered for. It blocks for the kernel only.
 	Answers(addr netip.Addr) (bool, error)
 }
 
-// ErrCannotClose is returned by a Node that goes on to answer for an address, however often it is asked to stop.
+// ErrCannotClose is returned by a Node that goes on to answer for an address, however often it is
+// asked to stop.
 var ErrCannotClose = errors.New("cannot stop answering")
 
 // Holding is an address that the API gave to a pod of this node.
@@ -80,8 +89,9 @@ type Holding struct {
 	Address netip.Addr
 	// Pod is the UID of the pod.
 	Pod string
-	// Link is the index of the node's link to the network of the address, and Uplink the name of the link to which the cable
-	// of that network is: the same one, or the one below a VLAN's link or a bridge.
+	// Link is the index of the node's link to the network of the address, and Uplink the name of the
+	// link to which the cable of that network is: the same one, or the one below a VLAN's link or a
+	// bridge.
 	Link   int
 	Uplink string
 	// Gateway of the network, the zero Addr where it has none.
@@ -102,7 +112,8 @@ type Answerer struct {
 	self answering.Node
 	node Node
 	open func(link int) (Segment, error)
-	// proxied: some host of the network says that it has all addresses, so that nobody is believed to have them.
+	// proxied: some host of the network says that it has all addresses, so that nobody is believed to
+	// have them.
 	proxied bool
 
 	mu sync.Mutex
@@ -117,7 +128,8 @@ type Answerer struct {
 	reached time.Time
 }
 
-// place is the link to the network of an address, and the UID of the pod that the node has it for, with the MAC of its own.
+// place is the link to the network of an address, and the UID of the pod that the node has it for,
+// with the MAC of its own.
 type place struct {
 	link     int
 	pod      string
@@ -125,13 +137,13 @@ type place struct {
 	defended bool
 }
 
-// ErrNobodyToAsk is returned for a link whose network has no way to ask its hosts for an address. There the node answers
-// without.
+// ErrNobodyToAsk is returned for a link whose network has no way to ask its hosts for an address.
+// There the node answers without.
 var ErrNobodyToAsk = conflict.ErrNoEthernet
 
-// New returns an Answerer that is idle until Run. open returns the segment of a link. After an error other than ErrNobodyToAsk it is
-// tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
-// address, but nodes.
+// New returns an Answerer that is idle until Run. open returns the segment of a link. After an
+// error other than ErrNobodyToAsk it is tried again: meanwhile the node answers for no further
+// address of the link. proxied has it believe no host that says to have an address, but nodes.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
 	return &Answerer{self: self, proxied: proxied, claims: make(chan Claim, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
@@ -179,7 +191,8 @@ func (a *Answerer) give(h Holding, in answering.Input) {
 	l.note(in)
 }
 
-// Join has the node hear the others on a link before it has an address there, with the gateways on it.
+// Join has the node hear the others on a link before it has an address there, with the gateways on
+// it.
 func (a *Answerer) Join(link int, uplink string, gateways ...netip.Addr) {
 	a.mu.Lock()
 	l := a.loopOf(link, uplink)
@@ -272,7 +285,8 @@ func macText(mac net.HardwareAddr) string {
 	return mac.String()
 }
 
-// Take has the node ask for an address that a pod is about to get. It may be called again for the same.
+// Take has the node ask for an address that a pod is about to get. It may be called again for the
+// same.
 func (a *Answerer) Take(h Holding) {
 	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover})
 }
@@ -285,14 +299,14 @@ func (a *Answerer) known(n answering.Node) answering.Node {
 	return n
 }
 
-// Carry says that the node has an address of a complete attachment, and whether its kernel answers for it. newest is the last
-// Close's.
+// Carry says that the node has an address of a complete attachment, and whether its kernel answers
+// for it. newest is the last Close's.
 func (a *Answerer) Carry(h Holding, answers bool, newest answering.Version) {
 	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover, Answers: answers, Newest: newest})
 }
 
-// Leave says that the node does not have the addresses of a pod any more, and that its kernel does not answer for them; all where
-// none are given.
+// Leave says that the node does not have the addresses of a pod any more, and that its kernel does
+// not answer for them; all where none are given.
 func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 	a.mu.Lock()
 	left := map[netip.Addr]*loop{}
@@ -336,8 +350,8 @@ func (a *Answerer) Heard(m answering.Message) {
 	}
 }
 
-// Word is a person's, that no other node answers for an address. It returns an error where the node does not ask for it, and so
-// nothing would come of the word.
+// Word is a person's, that no other node answers for an address. It returns an error where the node
+// does not ask for it, and so nothing would come of the word.
 func (a *Answerer) Word(addr netip.Addr) error {
 	l := a.of(addr)
 	if l == nil {
@@ -355,8 +369,9 @@ func (a *Answerer) Word(addr netip.Addr) error {
 	return errors.New(l.why(addr))
 }
 
-// Wait waits until the node may answer for the addresses, which it has taken. It returns the ones that hosts outside of the cluster go
-// on to say that they have. Where ctx ends before, the error says for each other one what is in the way.
+// Wait waits until the node may answer for the addresses, which it has taken. It returns the ones
+// that hosts outside of the cluster go on to say that they have. Where ctx ends before, the error
+// says for each other one what is in the way.
 func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) (foreign []conflict.Conflict, err error) {
 	var errs []error
 	for _, addr := range addrs {
@@ -413,18 +428,20 @@ type loop struct {
 	signal wakeup.Signal
 
 	mu sync.Mutex
-	// inputs are those that the machine has yet to see. Only run's goroutine changes the machine, which began its time at began.
+	// inputs are those that the machine has yet to see. Only run's goroutine changes the machine,
+	// which began its time at began.
 	inputs []answering.Input
 	link   *answering.Link
 	began  time.Time
-	// gateways have the MACs by which they answered, nil where they did not yet; answers is the one that did last, an IPv4 one
-	// if there is any.
+	// gateways have the MACs by which they answered, nil where they did not yet; answers is the one
+	// that did last, an IPv4 one if there is any.
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
 	waiting  map[netip.Addr][]chan struct{}
 	// searches are under way.
 	searches []*search
-	// awaited are the addresses for which the node has asked, and the last of its questions may still be answered.
+	// awaited are the addresses for which the node has asked, and the last of its questions may still
+	// be answered.
 	awaited map[netip.Addr]*awaited
 	// changed: the link may have.
 	changed bool
@@ -458,8 +475,8 @@ func (l *loop) standing(addr netip.Addr) answering.Standing {
 	return l.link.Standing(addr)
 }
 
-// wait waits until the node may answer for an address, or a host outside of the cluster, with the MAC foreign, goes on to say that it
-// has it.
+// wait waits until the node may answer for an address, or a host outside of the cluster, with the
+// MAC foreign, goes on to say that it has it.
 func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err error) {
 	l.mu.Lock()
 	done := make(chan struct{})
@@ -485,7 +502,8 @@ func (l *loop) isSettled(addr netip.Addr) bool {
 	return !l.gives(addr) && (s.Phase == answering.Answering || s.Foreign != "")
 }
 
-// gives returns whether the machine has yet to see that the node gets or leaves an address. The caller holds mu.
+// gives returns whether the machine has yet to see that the node gets or leaves an address. The
+// caller holds mu.
 func (l *loop) gives(addr netip.Addr) bool {
 	return slices.ContainsFunc(l.inputs, func(in answering.Input) bool { return given(in) == addr })
 }
@@ -598,7 +616,8 @@ func (l *loop) due() (time.Duration, bool) {
 	return due - l.now(), ok
 }
 
-// look has the machine begin with the carrier as it is. Changes that were noted before stand after that.
+// look has the machine begin with the carrier as it is. Changes that were noted before stand after
+// that.
 func (l *loop) look(ctx context.Context) {
 	cut, err := l.a.node.IsCut(l.uplink)
 	if err != nil {
@@ -611,8 +630,8 @@ func (l *loop) look(ctx context.Context) {
 	}
 }
 
-// wants returns whether a message may change anything here. On a large segment most are assertions of addresses with which this node has nothing
-// to do, beside the hello of their node.
+// wants returns whether a message may change anything here. On a large segment most are assertions
+// of addresses with which this node has nothing to do, beside the hello of their node.
 func (l *loop) wants(m answering.Message) bool {
 	switch {
 	case m.Kind != answering.Assert && m.Kind != answering.Deny, m.To.Name == l.a.self.Name:
@@ -627,7 +646,8 @@ func (l *loop) wants(m answering.Message) bool {
 
 func (l *loop) heard(m answering.Message) { l.hear(m, false) }
 
-// hear notes a message. The nodes in it may lack their UIDs, or have ones that the record of the address lacks.
+// hear notes a message. The nodes in it may lack their UIDs, or have ones that the record of the
+// address lacks.
 func (l *loop) hear(m answering.Message, unicast bool) {
 	m.To = l.a.known(m.To)
 	l.mu.Lock()
@@ -660,7 +680,8 @@ func (l *loop) answered(a conflict.Answer) {
 	}
 }
 
-// step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
+// step passes all inputs to the machine, and does its outputs: the kernel falls silent before
+// anything is sent.
 func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
 	inputs, searches := slices.Clone(l.inputs), slices.Clone(l.searches)
@@ -771,8 +792,8 @@ func (l *loop) controls(addrs []netip.Addr) []netip.Addr {
 	return addrs
 }
 
-// askGateway asks the gateway that answered last, by its MAC. It returns the ones that all hosts have to be asked for, where none
-// has answered.
+// askGateway asks the gateway that answered last, by its MAC. It returns the ones that all hosts
+// have to be asked for, where none has answered.
 func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 	l.mu.Lock()
 	addr, mac := l.answers, l.gateways[l.answers]
@@ -790,12 +811,13 @@ func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 const (
 	// tryPatience limits a try of the API: an answer that takes longer helps no pod.
 	tryPatience = 2 * time.Second
-	// shareTry is how long an answer of the API counts for the node's other links, too. It is less than a gateway has been silent
-	// when a link begins to try, so the answer came after that.
+	// shareTry is how long an answer of the API counts for the node's other links, too. It is less
+	// than a gateway has been silent when a link begins to try, so the answer came after that.
 	shareTry = 2 * time.Second
 )
 
-// reachable tries the API, once for all links that do at the same time. A link that goes does not end the try of the others.
+// reachable tries the API, once for all links that do at the same time. A link that goes does not
+// end the try of the others.
 func (a *Answerer) reachable() error {
 	_, err, _ := a.tries.Do("", func() (any, error) {
 		if time.Since(a.reached) < shareTry {
@@ -823,7 +845,8 @@ func (l *loop) try(ctx context.Context) {
 	})
 }
 
-// saw forgets the first inputs, which have been seen, and wakes who waits for an address. The caller holds mu.
+// saw forgets the first inputs, which have been seen, and wakes who waits for an address. The
+// caller holds mu.
 func (l *loop) saw(inputs []answering.Input) {
 	l.inputs = slices.Delete(l.inputs, 0, len(inputs))
 	for _, in := range inputs {
@@ -856,8 +879,9 @@ func (l *loop) close(ctx context.Context, c answering.Close, cause answering.Cau
 	time.AfterFunc(closeAgain, func() { l.note(answering.Recheck{Address: c.Address}) })
 }
 
-// isSilent returns whether the node may deny that it answers for an address. The kernel is asked: that no record has the address, or
-// that it was closed, proves nothing. One that the kernel answers for nevertheless is closed again.
+// isSilent returns whether the node may deny that it answers for an address. The kernel is asked:
+// that no record has the address, or that it was closed, proves nothing. One that the kernel
+// answers for nevertheless is closed again.
 func (l *loop) isSilent(ctx context.Context, addr netip.Addr) bool {
 	if l.unclosed[addr] {
 		return false

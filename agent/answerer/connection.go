@@ -17,8 +17,8 @@ import (
 
 // connection is the segment of a loop, while it is open. Only run uses it.
 type connection struct {
-	// segment is nil while it is not open, the machine's time then stands still at stopped: it answers for no further address, and
-	// falls silent for those of other nodes.
+	// segment is nil while it is not open, the machine's time then stands still at stopped: it answers
+	// for no further address, and falls silent for those of other nodes.
 	segment Segment
 	stopped time.Duration
 	stop    func()
@@ -45,8 +45,9 @@ func (l *loop) now() time.Duration {
 	return time.Since(l.began)
 }
 
-// connect opens the segment where it is not open and a try is due, or the link may have changed. It opens it anew where the link is
-// another one than before. It returns the error of a try that failed.
+// connect opens the segment where it is not open and a try is due, or the link may have changed. It
+// opens it anew where the link is another one than before. It returns the error of a try that
+// failed.
 func (l *loop) connect(ctx context.Context) error {
 	l.mu.Lock()
 	changed := l.changed
@@ -93,7 +94,8 @@ func (l *loop) connect(ctx context.Context) error {
 	return nil
 }
 
-// own tells the machine of the node's MAC and address on the segment, where they are others than before.
+// own tells the machine of the node's MAC and address on the segment, where they are others than
+// before.
 func (l *loop) own() {
 	mac, addr := l.segment.Own()
 	if mac.String() == l.mac && addr == l.addr {
@@ -196,7 +198,8 @@ type awaited struct {
 const (
 	// answerWait is how long after a question its answers count.
 	answerWait = time.Second
-	// maxAnswers is how many hosts may answer for an address at a time. One is enough to keep the node from answering.
+	// maxAnswers is how many hosts may answer for an address at a time. One is enough to keep the node
+	// from answering.
 	maxAnswers = 16
 )
 
@@ -218,8 +221,8 @@ func (l *loop) await(addrs ...netip.Addr) {
 	}
 }
 
-// awaits returns whether an answer is to be noted: anybody may send any number of answers to questions that nobody has asked. The
-// caller holds mu.
+// awaits returns whether an answer is to be noted: anybody may send any number of answers to
+// questions that nobody has asked. The caller holds mu.
 func (l *loop) awaits(a answering.Answered) bool {
 	w := l.awaited[a.Address]
 	if w == nil || time.Now().After(w.until) || len(w.unseen) == maxAnswers || slices.Contains(w.unseen, a) {

@@ -20,7 +20,8 @@ type Claim struct {
 	Pod string
 }
 
-// Claims returns the claims of addresses that are defended. A host that repeats itself is heard again.
+// Claims returns the claims of addresses that are defended. A host that repeats itself is heard
+// again.
 func (a *Answerer) Claims() <-chan Claim { return a.claims }
 
 func (a *Answerer) claimed(c conflict.Conflict) {
@@ -43,7 +44,8 @@ func (a *Answerer) defendedOn(link int) []conflict.Target {
 	return all
 }
 
-// defend tells the segment, if it is open, of which addresses claims are to be heard, where they may be others than before.
+// defend tells the segment, if it is open, of which addresses claims are to be heard, where they
+// may be others than before.
 func (l *loop) defend(ctx context.Context) {
 	if !l.undefended || l.segment == nil {
 		return

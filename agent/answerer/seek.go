@@ -19,8 +19,9 @@ import (
 
 // Sighting is what was heard of another node.
 type Sighting struct {
-	// Control: on each link on which the addresses were asked for, a gateway, or a third node, answered a question of each of their
-	// families meanwhile, or of either where no address was asked for.
+	// Control: on each link on which the addresses were asked for, a gateway, or a third node,
+	// answered a question of each of their families meanwhile, or of either where no address was asked
+	// for.
 	Control bool
 	// Node: the node's agent answered.
 	Node bool
@@ -55,8 +56,9 @@ type control struct {
 	ipv4 bool
 }
 
-// Seek asks on all links for another node, by its name, and on the links of the addresses who answers for these. A host that
-// answers on another link says nothing about their network. It takes less than a second, or until ctx ends.
+// Seek asks on all links for another node, by its name, and on the links of the addresses who
+// answers for these. A host that answers on another link says nothing about their network. It takes
+// less than a second, or until ctx ends.
 func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, links []int) Sighting {
 	s := &search{node: node, nonce: nonce(), addrs: addrs, links: links, controls: map[control]bool{}, seen: Sighting{MACs: map[netip.Addr][]string{}}}
 	a.mu.Lock()
@@ -96,8 +98,8 @@ func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, li
 	return s.seen
 }
 
-// isControlled returns whether questions of the addresses' families were answered on a link: of either family where no address is asked
-// for, as others have them all by now.
+// isControlled returns whether questions of the addresses' families were answered on a link: of
+// either family where no address is asked for, as others have them all by now.
 func (s *search) isControlled(link int) bool {
 	if len(s.addrs) == 0 {
 		return s.controls[control{link, true}] || s.controls[control{link, false}]
@@ -139,8 +141,9 @@ func (s *search) answered(addr netip.Addr, mac string) {
 	}
 }
 
-// Foreign asks the networks of addresses for hosts outside of the cluster that go on to say that they have them, beside the pods that do. It
-// takes a second where nobody does, and else some. Its error says which networks could not be asked.
+// Foreign asks the networks of addresses for hosts outside of the cluster that go on to say that
+// they have them, beside the pods that do. It takes a second where nobody does, and else some. Its
+// error says which networks could not be asked.
 func (a *Answerer) Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
 	var found []conflict.Conflict
 	var errs []error
@@ -181,7 +184,8 @@ func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) 
 	}), ctx.Err()
 }
 
-// Check returns an error where the hosts of a link cannot be asked; it wraps [ErrNobodyToAsk] where they never can.
+// Check returns an error where the hosts of a link cannot be asked; it wraps [ErrNobodyToAsk] where
+// they never can.
 func (a *Answerer) Check(link int) error {
 	a.mu.Lock()
 	l := a.loops[link]

@@ -15,49 +15,55 @@ import (
 type Duration = time.Duration
 
 const (
-	// questions are asked, questionWait apart, before silence counts at all. Hosts of a segment answer in about
-	// a millisecond.
+	// questions are asked, questionWait apart, before silence counts at all. Hosts of a segment answer
+	// in about a millisecond.
 	questions    = 3
 	questionWait = 100 * time.Millisecond
 	// repeat is the time between later questions and assertions.
 	repeat = 500 * time.Millisecond
-	// doubted is how many questions are asked where the last holder has not denied, or somebody did answer: three
-	// seconds. Each, and its answer, may get lost.
+	// doubted is how many questions are asked where the last holder has not denied, or somebody did
+	// answer: three seconds. Each, and its answer, may get lost.
 	doubted = 8
 	// uncontrolled is how long it lasts without a control. STP keeps a new port silent for 30 s.
 	uncontrolled = time.Minute
-	// uncontrolledOwn is uncontrolled where this node itself had the address last: only a holder before that could answer, and
-	// in some networks no host answers questions of a node.
+	// uncontrolledOwn is uncontrolled where this node itself had the address last: only a holder
+	// before that could answer, and in some networks no host answers questions of a node.
 	uncontrolledOwn = 3 * time.Second
 
 	// controls is how many nodes are asked as a control: some may be off.
 	controls = 3
 
-	// segmentFrames and nodeFrames are how many questions a second all nodes of a segment ask, and each at most, for addresses that they
-	// open again. One for which a node asks takes turnFrames of them, with its controls, and a turn is how long it takes.
+	// segmentFrames and nodeFrames are how many questions a second all nodes of a segment ask, and
+	// each at most, for addresses that they open again. One for which a node asks takes turnFrames of
+	// them, with its controls, and a turn is how long it takes.
 	segmentFrames, nodeFrames, turnFrames = 50_000, 200, 4
 	turn                                  = 3 * time.Second
 
 	helloInterval = time.Minute
-	// ConflictAfter is how long a host that is no node goes on to say that it has the address before that is a conflict: answers of the past end
-	// sooner.
+	// ConflictAfter is how long a host that is no node goes on to say that it has the address before
+	// that is a conflict: answers of the past end sooner.
 	ConflictAfter = 3 * time.Second
 	// neighbourFor is how long a node is known after it was heard.
 	neighbourFor = time.Hour
-	// callInterval is the least time between two answers to Calls, mostEchoes how many calls an answer answers at most.
+	// callInterval is the least time between two answers to Calls, mostEchoes how many calls an answer
+	// answers at most.
 	callInterval = time.Second
 	mostEchoes   = 30
 	// maxSpread is how long a node waits at most before it answers one.
 	maxSpread = callInterval / 2
-	// cutOffAfter is how long the gateway and most nodes are silent, and for half of it the API, before a node is cut off.
+	// cutOffAfter is how long the gateway and most nodes are silent, and for half of it the API,
+	// before a node is cut off.
 	cutOffAfter = 5 * time.Second
-	// lookInterval is how often a node with addresses that it closes then asks the gateway, lookSoon while all are silent.
+	// lookInterval is how often a node with addresses that it closes then asks the gateway, lookSoon
+	// while all are silent.
 	lookInterval, lookSoon = 2 * time.Second, 500 * time.Millisecond
 	// tryInterval is how seldom it tries the API at last where only the gateway is silent.
 	tryInterval = 30 * time.Second
-	// asksFirst is how long the API is asked about a newer record before the node falls silent: less than the asserting node waits for that.
+	// asksFirst is how long the API is asked about a newer record before the node falls silent: less
+	// than the asserting node waits for that.
 	asksFirst = questionWait / 2
-	// refutedFor is how long the API is asked about a node's assertions before they are heeded, after it refuted one.
+	// refutedFor is how long the API is asked about a node's assertions before they are heeded, after
+	// it refuted one.
 	refutedFor = 10 * time.Minute
 	// overslept is how late a caller may be. After a longer pause answers may have been lost.
 	overslept = time.Second
@@ -95,8 +101,8 @@ type holding struct {
 	failover bool
 	phase    Phase
 	cause    Cause
-	// last is the node that had the address last. It has denied that it answers by an older record; by a newer one it may do so
-	// later. agreed: it did so after the last question.
+	// last is the node that had the address last. It has denied that it answers by an older record; by
+	// a newer one it may do so later. agreed: it did so after the last question.
 	last           Node
 	denied, agreed bool
 	// nonces are the ones of the last two assertions that asked it, the last one first.
@@ -108,10 +114,12 @@ type holding struct {
 	// newest is the greatest version that another node, newestFrom, asserted.
 	newest     Version
 	newestFrom Node
-	// challenge is the assertion for which the node falls silent at falls, unless the API refutes it before.
+	// challenge is the assertion for which the node falls silent at falls, unless the API refutes it
+	// before.
 	challenge *Message
 	falls     Duration
-	// asked counts the questions of the silence that began with the first one, at since; the last one was at askedAt.
+	// asked counts the questions of the silence that began with the first one, at since; the last one
+	// was at askedAt.
 	asked          int
 	since, askedAt Duration
 	// controlled counts the last questions that each had a control.
@@ -120,11 +128,12 @@ type holding struct {
 	asserted Duration
 	// due is when the next question or assertion is, or the address opens by the API's word.
 	due Duration
-	// answers are the ones to the last question, answered the MACs of hosts that may have the address, and answered since the questions
-	// began.
+	// answers are the ones to the last question, answered the MACs of hosts that may have the address,
+	// and answered since the questions began.
 	answers  []Answered
 	answered []string
-	// foreign is the MAC of a host that is no node, and has answered since a time, for the last time at foreignAt.
+	// foreign is the MAC of a host that is no node, and has answered since a time, for the last time
+	// at foreignAt.
 	foreign                 string
 	foreignSince, foreignAt Duration
 	// number is the last AskAPI's; pending, that it has no Verdict.
@@ -136,7 +145,8 @@ type neighbour struct {
 	heard Duration
 	mac   string
 	addrs [families]netip.Addr
-	// asked is when the node was last a control of a family, and answered when its address was last answered for.
+	// asked is when the node was last a control of a family, and answered when its address was last
+	// answered for.
 	asked, answered [families]Duration
 }
 
@@ -161,7 +171,8 @@ type Link struct {
 	// up: the link has a carrier. deaf: nothing is heard there all the same.
 	up, deaf bool
 	holdings map[netip.Addr]*holding
-	// sorted are the holdings by their addresses, so that equal inputs have equal outputs, nil after a change.
+	// sorted are the holdings by their addresses, so that equal inputs have equal outputs, nil after a
+	// change.
 	sorted []*holding
 	// left are the addresses for which this node was the last to answer, and when it gave them up.
 	left map[netip.Addr]Duration
@@ -169,14 +180,16 @@ type Link struct {
 	nodes map[Node]neighbour
 	// controlled and gateway are when a control of a family was answered last, and one by a gateway.
 	controlled, gateway [families]Duration
-	// silentAPI: the API server was not reached by the last try, which ended at tried. trying: a TryAPI is under way.
+	// silentAPI: the API server was not reached by the last try, which ended at tried. trying: a
+	// TryAPI is under way.
 	silentAPI, trying bool
 	// reached is when it was, last.
 	tried, reached Duration
 	// tryNext is when the API is tried next, tryWait how long the node waited before.
 	tryNext, tryWait Duration
-	// watching: the node looks whether it is cut off. listening is since when it would have heard the gateway. inDoubt: since
-	// doubts it has reached neither gateway nor API. cutOff: nor most of its peers.
+	// watching: the node looks whether it is cut off. listening is since when it would have heard the
+	// gateway. inDoubt: since doubts it has reached neither gateway nor API. cutOff: nor most of its
+	// peers.
 	watching, inDoubt, cutOff bool
 	listening, doubts         Duration
 	refuted                   map[Node]Duration
@@ -188,7 +201,8 @@ type Link struct {
 	frames int
 	// kind is Call until the node has called the others, and then Hello.
 	kind Kind
-	// hello is when the next Hello is due, called when a Call was answered last, look when the node looks next whether it is cut off.
+	// hello is when the next Hello is due, called when a Call was answered last, look when the node
+	// looks next whether it is cut off.
 	hello, called, look Duration
 	peers               peers
 	now                 Duration
@@ -198,8 +212,9 @@ type Link struct {
 // long ago.
 const longAgo = Duration(-1 << 62)
 
-// NewLink returns the link of a node, which has a carrier, at the time now. mac is the one by which the node answers,
-// addrs are its own addresses on the segment. nonce returns numbers that nobody can guess. The node calls the others, to know them.
+// NewLink returns the link of a node, which has a carrier, at the time now. mac is the one by which
+// the node answers, addrs are its own addresses on the segment. nonce returns numbers that nobody
+// can guess. The node calls the others, to know them.
 func NewLink(now Duration, self Node, mac string, nonce func() uint64, addrs ...netip.Addr) *Link {
 	hash := fnv.New32()
 	_, _ = hash.Write([]byte(cmp.Or(self.UID, self.Name)))
@@ -220,8 +235,8 @@ type Standing struct {
 	// Last had the address last, and Denied that it answers.
 	Last   Node
 	Denied bool
-	// MACs answered the last questions. Foreign is the one of a host that is no node of the cluster, as far as this one knows, and goes
-	// on to say that it has the address.
+	// MACs answered the last questions. Foreign is the one of a host that is no node of the cluster,
+	// as far as this one knows, and goes on to say that it has the address.
 	MACs    []string
 	Foreign string
 	// Newest is the newest record that another node, By, asserted; zero where none did.
@@ -245,7 +260,8 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 // Up returns whether the link has a carrier.
 func (l *Link) Up() bool { return l.up }
 
-// Knows returns whether an assertion of an address may change anything: this node has it, or was the last to answer for it.
+// Knows returns whether an assertion of an address may change anything: this node has it, or was
+// the last to answer for it.
 func (l *Link) Knows(addr netip.Addr) bool {
 	_, left := l.left[addr]
 	return left || l.holdings[addr] != nil
@@ -274,8 +290,8 @@ func (l *Link) Next() (due Duration, ok bool) {
 	return due, true
 }
 
-// Step notes all that happened since the last one, and returns outputs, in their order. now never decreases. Nothing that was
-// received may be left out: before a node answers, it has heard all.
+// Step notes all that happened since the last one, and returns outputs, in their order. now never
+// decreases. Nothing that was received may be left out: before a node answers, it has heard all.
 func (l *Link) Step(now Duration, inputs ...Input) []Output {
 	l.out = nil
 	if due, ok := l.Next(); ok && now-due > overslept {
@@ -334,8 +350,8 @@ func (l *Link) note(in Input) {
 
 func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
 
-// askAnew begins all questions again: the node was paused, and answers may have been lost. Also the API's: in the meantime a node
-// that has not heard its word may have opened the address.
+// askAnew begins all questions again: the node was paused, and answers may have been lost. Also the
+// API's: in the meantime a node that has not heard its word may have opened the address.
 func (l *Link) askAnew(now Duration) {
 	for _, h := range l.each() {
 		if h.phase != Asking {
@@ -429,8 +445,8 @@ func (l *Link) carry(c Carry) {
 	}
 }
 
-// openAgain has the node ask for an address for which it answered before, when its turn comes. Nodes of a crowded segment begin at
-// different times of a turn.
+// openAgain has the node ask for an address for which it answered before, when its turn comes.
+// Nodes of a crowded segment begin at different times of a turn.
 func (l *Link) openAgain(h *holding, at Duration) {
 	if l.crowded() {
 		at += l.spread * (turn / maxSpread)
@@ -570,8 +586,8 @@ func (l *Link) heardAssert(m Message) {
 	}
 }
 
-// challenged asks the API about a newer record, and has the node fall silent soon where that does not answer; a node that was refuted
-// waits for the answer.
+// challenged asks the API about a newer record, and has the node fall silent soon where that does
+// not answer; a node that was refuted waits for the answer.
 func (l *Link) challenged(h *holding, m Message, refuted bool) {
 	if !refuted {
 		if h.challenge == nil {
@@ -603,8 +619,9 @@ func (h *holding) agrees(self Node) bool {
 	return h.last == Node{} || h.last == self || h.agreed
 }
 
-// hasIt returns whether the host that answered may have the address. Where no other node can have it, but for the ones that the node
-// knows, the word of one that is no owner is a proxy's, as a router's. The last holder's denial is worth more.
+// hasIt returns whether the host that answered may have the address. Where no other node can have
+// it, but for the ones that the node knows, the word of one that is no owner is a proxy's, as a
+// router's. The last holder's denial is worth more.
 func (l *Link) hasIt(h *holding, a Answered) bool {
 	if h.again || a.MAC != "" && a.MAC == h.ownMAC || a.Owner || !h.agrees(l.self) {
 		return true
@@ -625,8 +642,8 @@ func (l *Link) IsNodes(mac string, besides Node) bool {
 // goesOn returns whether the host that is no node has answered a question lately.
 func (l *Link) goesOn(h *holding) bool { return h.foreign != "" && l.now-h.foreignAt <= 2*repeat }
 
-// heardAnswers notes that hosts which may have the address answered the last question, and begins the questions again. It returns false where
-// none did.
+// heardAnswers notes that hosts which may have the address answered the last question, and begins
+// the questions again. It returns false where none did.
 func (l *Link) heardAnswers(h *holding) bool {
 	if !slices.ContainsFunc(h.answers, func(a Answered) bool { return l.hasIt(h, a) }) {
 		return false
@@ -782,12 +799,12 @@ func (l *Link) pass() {
 	}
 }
 
-// waits returns whether the address is opened again when its turn comes. Before its first question only: in between, an answer would
-// be missed. The API's word, and a person's, are not waited for.
+// waits returns whether the address is opened again when its turn comes. Before its first question
+// only: in between, an answer would be missed. The API's word, and a person's, are not waited for.
 func (h *holding) waits() bool { return h.again && h.asked == 0 && !h.word }
 
-// turns returns for how many more addresses that are opened again the node may ask now. A turn ends with the questions that silence
-// takes, also where they have no control.
+// turns returns for how many more addresses that are opened again the node may ask now. A turn ends
+// with the questions that silence takes, also where they have no control.
 func (l *Link) turns() int {
 	share := min(nodeFrames, l.frames/(len(l.nodes)+1))
 	turns := max(1, (share+turnFrames-1)/turnFrames)
@@ -802,12 +819,14 @@ func (l *Link) turns() int {
 // crowded returns whether each node of the segment may ask less than one alone.
 func (l *Link) crowded() bool { return l.frames/(len(l.nodes)+1) < nodeFrames }
 
-// asserts returns whether the node answers, and goes on asserting because the last holder has not denied.
+// asserts returns whether the node answers, and goes on asserting because the last holder has not
+// denied.
 func (h *holding) asserts() bool {
 	return h.phase == Answering && h.last != (Node{}) && !h.denied
 }
 
-// hails returns a Hello or Call for each family of which the node has an address, IPv4 first, or the one that has none.
+// hails returns a Hello or Call for each family of which the node has an address, IPv4 first, or
+// the one that has none.
 func (l *Link) hails(kind Kind) []Message {
 	var has [families]netip.Addr
 	for _, addr := range l.addrs {
@@ -837,8 +856,9 @@ func (l *Link) hail(kind Kind) {
 	}
 }
 
-// control asks for what other hosts of the segment have in a family, besides a node: the ones that were heard last, but for the ones that
-// did not answer as a control before, by turns. A message of a node that is off may have been repeated.
+// control asks for what other hosts of the segment have in a family, besides a node: the ones that
+// were heard last, but for the ones that did not answer as a control before, by turns. A message of
+// a node that is off may have been repeated.
 func (l *Link) control(f int, besides string) Control {
 	var best []Node
 	for id, n := range l.nodes {
@@ -872,7 +892,8 @@ func forControl(n, other neighbour, f int) int {
 	return cmp.Or(cmp.Compare(missed(n), missed(other)), cmp.Compare(other.heard, n.heard), n.addrs[f].Compare(other.addrs[f]))
 }
 
-// At returns the node that has said last that it has an address on the segment, beside the ones of pods.
+// At returns the node that has said last that it has an address on the segment, beside the ones of
+// pods.
 func (l *Link) At(addr netip.Addr) (node Node, ok bool) {
 	for id, n := range l.nodes {
 		if n.addrs[family(addr)] == addr {
@@ -894,7 +915,8 @@ func (l *Link) seek(s Seek) {
 		of[family(addr)] = true
 	}
 	for f, is := range of {
-		// Others may have all addresses of the node by now: then an answer of either family shows that the segment is heard.
+		// Others may have all addresses of the node by now: then an answer of either family shows that
+		// the segment is heard.
 		if is || len(s.Addresses) == 0 {
 			l.emit(l.control(f, s.Node))
 		}
@@ -916,8 +938,9 @@ func (l *Link) sayHello() {
 
 // question asserts an address and asks who answers for it.
 func (l *Link) question(h *holding) {
-	// On a crowded segment the first ones of a turn are enough to close the address elsewhere, and to be told of a newer record; and the last
-	// ones for a node that asks, too, and hears this one only since.
+	// On a crowded segment the first ones of a turn are enough to close the address elsewhere, and to
+	// be told of a newer record; and the last ones for a node that asks, too, and hears this one only
+	// since.
 	if !h.again || h.asked < questions || h.asked >= doubted-questions || !l.crowded() {
 		l.assert(h)
 	}
@@ -951,11 +974,12 @@ func (l *Link) question(h *holding) {
 	}
 }
 
-// controls returns whether silence needs a control: some node had the address before, or somebody answered.
+// controls returns whether silence needs a control: some node had the address before, or somebody
+// answered.
 func (l *Link) controls(h *holding) bool { return h.again || l.heard(h) || h.last != (Node{}) }
 
-// heard returns whether another node than the last holder may have answered since the questions began: the last holder says itself
-// when it answers no more.
+// heard returns whether another node than the last holder may have answered since the questions
+// began: the last holder says itself when it answers no more.
 func (l *Link) heard(h *holding) bool {
 	last := l.nodes[h.last].mac
 	return slices.ContainsFunc(h.answered, func(mac string) bool { return mac == "" || mac != last && mac != h.foreign })
@@ -966,7 +990,8 @@ func (l *Link) silent(h *holding) bool {
 	if h.asked == 0 {
 		return false
 	}
-	// The question may have been lost with all else, and the control have come later: one alone says little.
+	// The question may have been lost with all else, and the control have come later: one alone says
+	// little.
 	controlled := l.controlled[family(h.addr)]
 	if controlled >= h.askedAt {
 		h.controlled++
@@ -1035,8 +1060,9 @@ func (l *Link) watch() {
 	}
 }
 
-// lookAround tries the API, as the gateway is silent, and calls the other nodes. It closes the addresses of pods that asked for
-// failover while this node is cut off: it reaches neither gateway nor API, and fewer than half of its peers answer.
+// lookAround tries the API, as the gateway is silent, and calls the other nodes. It closes the
+// addresses of pods that asked for failover while this node is cut off: it reaches neither gateway
+// nor API, and fewer than half of its peers answer.
 func (l *Link) lookAround(silent Duration) {
 	l.emit(Control{})
 	if !l.trying && l.now >= l.tryNext {

@@ -16,7 +16,8 @@ type Neighbour struct {
 	Heard Duration
 }
 
-// Neighbours returns the other nodes that were heard on the segment in the last hour, in the order of their names.
+// Neighbours returns the other nodes that were heard on the segment in the last hour, in the order
+// of their names.
 func (l *Link) Neighbours() []Neighbour {
 	all := make([]Neighbour, 0, len(l.nodes))
 	for node, n := range l.nodes {

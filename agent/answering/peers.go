@@ -8,14 +8,16 @@ import (
 	"time"
 )
 
-// peers are the nodes by which this one finds out whether it is cut off, while it has addresses that it closes then. It calls them now and
-// then, and often while it is in doubt. A node that does not answer any more, because it is off for good, is soon none of them. On a
-// large segment they are a part of the nodes, always the same: else all would have to answer all.
+// peers are the nodes by which this one finds out whether it is cut off, while it has addresses
+// that it closes then. It calls them now and then, and often while it is in doubt. A node that does
+// not answer any more, because it is off for good, is soon none of them. On a large segment they
+// are a part of the nodes, always the same: else all would have to answer all.
 type peers struct {
 	// calls are the last two, the last one first; due is when the next one is.
 	calls [2]call
 	due   Duration
-	// seen is when the last call was that each one has answered: an answer may be late, or repeated by anybody.
+	// seen is when the last call was that each one has answered: an answer may be late, or repeated by
+	// anybody.
 	seen map[Node]Duration
 	// echoes are the nonces of others' calls, which this node answers at reply.
 	echoes []uint64
@@ -28,7 +30,8 @@ type call struct {
 }
 
 const (
-	// peerInterval is how often a node calls its peers while all is well. One that has answered in peerFor is one of them.
+	// peerInterval is how often a node calls its peers while all is well. One that has answered in
+	// peerFor is one of them.
 	peerInterval = 2 * time.Minute
 	peerFor      = 5 * time.Minute
 	// mostPeers is about how many peers a node has at most.

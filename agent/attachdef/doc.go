@@ -9,5 +9,6 @@
 // Any user that may create a pod writes the annotation, so it chooses among networks only: a pod
 // may use the NetworkAttachmentDefinitions of its own namespace and of namespaces that the
 // administrator shares. Plugins run as root, so the ones of namespaces that he does not name have
-// allowed plugins only, and in their configurations nothing but what leads to no file or device of the node.
+// allowed plugins only, and in their configurations nothing but what leads to no file or device of
+// the node.
 package attachdef

@@ -30,7 +30,8 @@ var (
 	// ErrNoDefinition is returned where a NetworkAttachmentDefinition does not exist,
 	// or the pod may not use it.
 	ErrNoDefinition = errors.New("no such NetworkAttachmentDefinition")
-	// ErrNotAllowed is returned for a network that no administrator is known to have written, and that has more than is allowed of such.
+	// ErrNotAllowed is returned for a network that no administrator is known to have written, and that
+	// has more than is allowed of such.
 	ErrNotAllowed = errors.New("network is not allowed")
 )
 
@@ -41,7 +42,8 @@ type Definitions func(ctx context.Context, namespace, name string) (*nadv1.Netwo
 // Reader reads the networks of pods. Safe in parallel.
 type Reader struct {
 	Get Definitions
-	// Shared are the namespaces whose networks every pod may use. The ones that it names are the administrator's.
+	// Shared are the namespaces whose networks every pod may use. The ones that it names are the
+	// administrator's.
 	Shared []string
 	// Allowed is what other networks may have.
 	Allowed Allowed

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package certificate keeps the certificate by which an agent proves to the others on which node it is, and the authorities by
-// which it believes theirs. The private key never leaves the node: the agent asks the API server for a certificate by a
-// CertificateSigningRequest, which the controller signs (ipam/agentca/signer).
+// Package certificate keeps the certificate by which an agent proves to the others on which node it
+// is, and the authorities by which it believes theirs. The private key never leaves the node: the
+// agent asks the API server for a certificate by a CertificateSigningRequest, which the controller
+// signs (ipam/agentca/signer).
 package certificate
 
 import (
@@ -26,7 +27,8 @@ import (
 )
 
 const (
-	// interval is how often the files are read: the kubelet brings a ConfigMap's files within two minutes.
+	// interval is how often the files are read: the kubelet brings a ConfigMap's files within two
+	// minutes.
 	interval = 10 * time.Second
 	// startPatience is how long an agent without a certificate waits for its first one.
 	startPatience = 3 * time.Second
@@ -34,7 +36,8 @@ const (
 
 // Options of a Keeper.
 type Options struct {
-	// Bundle is the file with the authorities, which may come later, and File the one with the agent's key and certificate.
+	// Bundle is the file with the authorities, which may come later, and File the one with the agent's
+	// key and certificate.
 	Bundle, File string
 	// Node is the node of the agent.
 	Node     answering.Node
@@ -49,7 +52,8 @@ type Keeper struct {
 
 	current atomic.Pointer[current]
 	said    string
-	// asked is the request that is waited for, nil without one. next is when the API server is asked again, after a pause.
+	// asked is the request that is waited for, nil without one. next is when the API server is asked
+	// again, after a pause.
 	asked  *request
 	next   time.Time
 	pauses wait.Backoff
@@ -63,8 +67,8 @@ type current struct {
 	codec        *datagram.Codec
 }
 
-// New returns a Keeper that has read the files, and has waited a moment for a certificate where there is none, so that the agent's
-// first words are heard.
+// New returns a Keeper that has read the files, and has waited a moment for a certificate where
+// there is none, so that the agent's first words are heard.
 func New(ctx context.Context, options Options) *Keeper {
 	k := &Keeper{options: options, renew: 0.7 + 0.2*rand.Float64(), pauses: newPauses(shortest, longest)} //nolint:gosec // it spreads requests
 	k.current.Store(&current{})
@@ -83,7 +87,8 @@ var (
 	errNoCertificate = errors.New("this node has no certificate yet to sign messages by")
 )
 
-// Codec returns the codec of the moment, nil while there are no authorities, and an error while the agent has nothing to sign by.
+// Codec returns the codec of the moment, nil while there are no authorities, and an error while the
+// agent has nothing to sign by.
 func (k *Keeper) Codec() (*datagram.Codec, error) {
 	c := k.current.Load()
 	switch {
@@ -127,8 +132,8 @@ func (k *Keeper) look(ctx context.Context) {
 	k.said = text
 }
 
-// read makes a codec of the files. After an error, and where the authorities are gone, the last one stays: agents would not
-// understand each other while a ConfigMap is replaced.
+// read makes a codec of the files. After an error, and where the authorities are gone, the last one
+// stays: agents would not understand each other while a ConfigMap is replaced.
 func (k *Keeper) read() error {
 	before := k.current.Load()
 	bundle, err := readFile(k.options.Bundle)
@@ -189,7 +194,8 @@ func (c *current) identity() (*datagram.Identity, error) {
 	return identity, err
 }
 
-// checkClock returns an error where a certificate that is used is not of this time by the clock of this node.
+// checkClock returns an error where a certificate that is used is not of this time by the clock of
+// this node.
 func (c *current) checkClock() error {
 	if c.certificate == nil {
 		return nil
@@ -202,8 +208,8 @@ func (c *current) checkClock() error {
 	return nil
 }
 
-// due returns whether it is time for another certificate: there is none of this node, it has lived for most of its time, or it is
-// of another authority than the one that signs, which is the first.
+// due returns whether it is time for another certificate: there is none of this node, it has lived
+// for most of its time, or it is of another authority than the one that signs, which is the first.
 func (k *Keeper) due() bool {
 	c := k.current.Load()
 	if c.certificate == nil || len(c.authorities) > 0 && !bytes.Equal(c.certificate.AuthorityKeyId, c.authorities[0].SubjectKeyId) {

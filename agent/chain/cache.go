@@ -15,9 +15,10 @@ import (
 	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
-// Cache has a file for each attachment that plugins may keep something for in files of their own, such as
-// host-local's leases. The file is there from before their ADD until their DEL has succeeded, and has all
-// that DEL needs; libcni keeps such files, too. They outlive the node's kernel and the caller's records.
+// Cache has a file for each attachment that plugins may keep something for in files of their own,
+// such as host-local's leases. The file is there from before their ADD until their DEL has
+// succeeded, and has all that DEL needs; libcni keeps such files, too. They outlive the node's
+// kernel and the caller's records.
 //
 // A write does not wait for the disk, as host-local's does not: a loss of power may lose the newest
 // files of both.
@@ -84,8 +85,8 @@ func (c *Cache) remove(n *Network, a Attachment) error {
 	return nil
 }
 
-// list returns the attachments that it can read, and an error that names the others. It removes a damaged
-// file, which nobody can use.
+// list returns the attachments that it can read, and an error that names the others. It removes a
+// damaged file, which nobody can use.
 func (c *Cache) list() ([]Attached, error) {
 	if c == nil {
 		return nil, nil

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeFiles are files of the node without which plugins fail, and which their configurations need not name.
+// nodeFiles are files of the node without which plugins fail, and which their configurations need
+// not name.
 var nodeFiles = map[string]string{
 	"calico":              "/var/lib/calico/nodename",
 	"cilium-cni":          "/var/run/cilium/cilium.sock",
@@ -72,8 +73,8 @@ func paths(value any) []string {
 	return all
 }
 
-// links returns the files to which plugins of the network that are links in the folder bin lead, where they are missing:
-// k3s and others have their plugins in another folder.
+// links returns the files to which plugins of the network that are links in the folder bin lead,
+// where they are missing: k3s and others have their plugins in another folder.
 func (n *Network) links(bin string) []need {
 	var all []need
 	for _, plugin := range n.Types() {
@@ -93,8 +94,8 @@ func (n *Network) links(bin string) []need {
 // file system has not.
 var ErrNeedsNode = errors.New("needs the node's file system")
 
-// Reaches returns ErrNeedsNode where a plugin of the network needs a file that it would not find, or is a link in the
-// folder bin that leads nowhere.
+// Reaches returns ErrNeedsNode where a plugin of the network needs a file that it would not find,
+// or is a link in the folder bin that leads nowhere.
 func (e *Exec) Reaches(n *Network, bin string) error {
 	if e.inNode() {
 		return nil

@@ -85,8 +85,8 @@ func (n *Node) CleanUntilDone(ctx context.Context) error {
 	return nil
 }
 
-// Clean removes everything of Berth from the node. It returns a RefusedError, and removes nothing, where an
-// agent or pods with floating IPs run.
+// Clean removes everything of Berth from the node. It returns a RefusedError, and removes nothing,
+// where an agent or pods with floating IPs run.
 func (n *Node) Clean(ctx context.Context) error {
 	inRoot, err := n.inRoot()
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 )
 
-// configuration lists the file that makes the runtime call Berth, and the names that other programs gave
-// it: Cilium's agent renames the configurations of others.
+// configuration lists the file that makes the runtime call Berth, and the names that other programs
+// gave it: Cilium's agent renames the configurations of others.
 func (n *Node) configuration() ([]leftover.Item, error) {
 	ours := func(path string) (bool, error) {
 		content, err := os.ReadFile(path)
@@ -90,9 +90,9 @@ func (n *Node) installed(dir, name string, ours func(path string) (bool, error))
 	return fileItems(paths), nil
 }
 
-// files lists the agent's sockets, its state file, its journal of kernel settings, its key and certificate, the folder of
-// claims, which is empty by now, the files that plugins' DEL would need, and the folders of all
-// these.
+// files lists the agent's sockets, its state file, its journal of kernel settings, its key and
+// certificate, the folder of claims, which is empty by now, the files that plugins' DEL would need,
+// and the folders of all these.
 func (n *Node) files() ([]leftover.Item, error) {
 	paths, err := state.Files(n.StateFile)
 	if err != nil {

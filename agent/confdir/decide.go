@@ -30,7 +30,8 @@ const (
 type past struct {
 	// written says that this agent has written the file, or found it.
 	written bool
-	// alone says that this agent has written it, and pods without a floating IP have had no network since.
+	// alone says that this agent has written it, and pods without a floating IP have had no network
+	// since.
 	alone    bool
 	rewrites []time.Time
 }

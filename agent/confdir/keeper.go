@@ -20,13 +20,14 @@ import (
 	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
-// again is how often the keeper looks while something is wrong, since not all of it is in the folder, and
-// where it cannot watch the folder.
+// again is how often the keeper looks while something is wrong, since not all of it is in the
+// folder, and where it cannot watch the folder.
 const again = 10 * time.Second
 
-// EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another program took the
-// CNI configuration away or put its own first, because it reads another folder, or because the node's network needs agent.hostRoot. The
-// agent is not ready. Do: see docs/how-to/other-cni.md.
+// EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another
+// program took the CNI configuration away or put its own first, because it reads another folder, or
+// because the node's network needs agent.hostRoot. The agent is not ready. Do: see
+// docs/how-to/other-cni.md.
 const EventNotCalled = "RuntimeDoesNotCallBerth"
 
 // Keeper keeps a file.
@@ -50,8 +51,9 @@ type Keeper struct {
 	mu      sync.Mutex
 	looked  bool
 	problem error
-	// written is since when the file is as it should be, zero where it is not. called: the runtime has called since the start.
-	// came are the UIDs of pods that came later than written, until then, and uncalled is the problem that one of these shows.
+	// written is since when the file is as it should be, zero where it is not. called: the runtime has
+	// called since the start. came are the UIDs of pods that came later than written, until then, and
+	// uncalled is the problem that one of these shows.
 	written  time.Time
 	called   bool
 	came     map[string]bool
@@ -91,8 +93,8 @@ func (k *Keeper) Came(uid string) {
 	k.came[uid] = true
 }
 
-// Addressed notes that a pod, not of the node's own network, has an address. Where it came after the file was there, and nobody has called since the
-// start, the runtime reads another folder.
+// Addressed notes that a pod, not of the node's own network, has an address. Where it came after
+// the file was there, and nobody has called since the start, the runtime reads another folder.
 func (k *Keeper) Addressed(uid, pod string) {
 	k.mu.Lock()
 	var told error
@@ -140,8 +142,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// follow watches the folder. Where it cannot, as on nodes whose programs have used up root's watches, the
-// channels are nil.
+// follow watches the folder. Where it cannot, as on nodes whose programs have used up root's
+// watches, the channels are nil.
 func (k *Keeper) follow(ctx context.Context) (changes <-chan fsnotify.Event, missed <-chan error, closeIt func()) {
 	open := fsnotify.NewWatcher
 	if k.watch != nil {
@@ -231,8 +233,8 @@ func text(err error) string {
 	return err.Error()
 }
 
-// read reads the files of a folder. It leaves out large ones, which are no configurations, and ones that
-// are gone meanwhile.
+// read reads the files of a folder. It leaves out large ones, which are no configurations, and ones
+// that are gone meanwhile.
 func read(dir string) ([]File, error) {
 	const most = 1 << 20
 	entries, err := os.ReadDir(dir)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package confdir keeps Berth's CNI configuration in the runtime's folder, as the first one: the runtime
-// takes the first by name. Other programs rename it (Cilium), or put theirs before it (Multus).
+// Package confdir keeps Berth's CNI configuration in the runtime's folder, as the first one: the
+// runtime takes the first by name. Other programs rename it (Cilium), or put theirs before it
+// (Multus).
 //
 // view.go says without I/O what a folder's files mean; keeper.go watches and writes.
 package confdir
@@ -31,8 +32,8 @@ type View struct {
 	MovedTo string
 	// Former names another file with our content, which the runtime may take: ours by another name.
 	Former string
-	// First names the file that the runtime takes, and Plugin its first plugin. They are empty where it
-	// takes ours, or one that leads to Berth.
+	// First names the file that the runtime takes, and Plugin its first plugin. They are empty where
+	// it takes ours, or one that leads to Berth.
 	First, Plugin string
 	// CalledByMultus says that the runtime takes Multus, which leads to Berth.
 	CalledByMultus bool
@@ -87,12 +88,12 @@ type configuration struct {
 	Delegates      []json.RawMessage `json:"delegates"`
 }
 
-// IsMultus returns whether a plugin is Multus: multus or multus-shim. It attaches pods to the networks that
-// they name, by itself.
+// IsMultus returns whether a plugin is Multus: multus or multus-shim. It attaches pods to the
+// networks that they name, by itself.
 func IsMultus(plugin string) bool { return strings.HasPrefix(plugin, "multus") }
 
-// CalledByMultus returns whether the runtime takes a configuration of Multus in its folder dir that leads to
-// Berth, whose file is own.
+// CalledByMultus returns whether the runtime takes a configuration of Multus in its folder dir that
+// leads to Berth, whose file is own.
 func CalledByMultus(dir, own string) (bool, error) {
 	files, err := read(dir)
 	return Look(files, own, nil).CalledByMultus, err
@@ -116,8 +117,8 @@ func LeadsTo(content []byte, own string) bool {
 	})
 }
 
-// drawsFrom returns whether a network takes its addresses from Berth: its plugins, or the ones of the file
-// that Multus in it names.
+// drawsFrom returns whether a network takes its addresses from Berth: its plugins, or the ones of
+// the file that Multus in it names.
 func drawsFrom(content []byte, files []File) bool {
 	return slices.ContainsFunc(plugins(content), func(c configuration) bool {
 		return c.IPAM.Type == api.IPAMType || IsMultus(c.Type) && slices.ContainsFunc(files, func(f File) bool {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deadman has the kernel of a node fall silent for addresses when nobody has said for a time that the node's agent lives. It is
-// for addresses for which the node answers by proxy entries (package wire): a pod with its own MAC answers itself.
+// Package deadman has the kernel of a node fall silent for addresses when nobody has said for a
+// time that the node's agent lives. It is for addresses for which the node answers by proxy entries
+// (package wire): a pod with its own MAC answers itself.
 //
 //	table arp berth-silence
 //	  set watched4    link . address: where the node answers, and falls silent without its agent
@@ -14,11 +15,12 @@
 //	  chain prerouting (raw):
 //	    a neighbour solicitation, link . target in watched6 and not in alive6  drop
 //
-// An address is put into both sets, and taken out of them, in one transaction, and so is its time renewed: deleted and added again, since kernels
-// before 6.12 do not change the time of an element. There are no tables while no address is watched.
+// An address is put into both sets, and taken out of them, in one transaction, and so is its time
+// renewed: deleted and added again, since kernels before 6.12 do not change the time of an element.
+// There are no tables while no address is watched.
 //
-// An element of alive that expired is not renewed: another node may answer by now. The address stays silent until its proxy entry
-// is gone, and whoever makes the next entry has to ask first.
+// An element of alive that expired is not renewed: another node may answer by now. The address
+// stays silent until its proxy entry is gone, and whoever makes the next entry has to ask first.
 package deadman
 
 import (
@@ -36,13 +38,15 @@ import (
 )
 
 const (
-	// MinSilence is the least time after which a node may fall silent: an agent takes some seconds to start again.
+	// MinSilence is the least time after which a node may fall silent: an agent takes some seconds to
+	// start again.
 	MinSilence = 30 * time.Second
 	// parked is how long an agent that ends in order may be away, as for an upgrade.
 	parked = 10 * time.Minute
 )
 
-// Switch is the dead man's switch of a node. Its methods are safe in parallel and block for the kernel only.
+// Switch is the dead man's switch of a node. Its methods are safe in parallel and block for the
+// kernel only.
 type Switch struct {
 	after, parked time.Duration
 
@@ -53,8 +57,8 @@ type Switch struct {
 	last error
 }
 
-// New returns a switch by which the node falls silent when Keep was not called for a time; after 0 it never does, and Keep ends what an
-// earlier agent began.
+// New returns a switch by which the node falls silent when Keep was not called for a time; after 0
+// it never does, and Keep ends what an earlier agent began.
 func New(after time.Duration) *Switch { return newSwitch(after, parked) }
 
 func newSwitch(after, parked time.Duration) *Switch {
@@ -71,9 +75,10 @@ func (s *Switch) Err() error {
 	return s.last
 }
 
-// Keep says that the agent lives: the node goes on to answer for the addresses that are watched. Others are watched no more. expired
-// are the addresses for which the node is silent, because it was not called for too long, and has proxy entries yet: Keep leaves
-// them as they are until the entries are gone.
+// Keep says that the agent lives: the node goes on to answer for the addresses that are watched.
+// Others are watched no more. expired are the addresses for which the node is silent, because it
+// was not called for too long, and has proxy entries yet: Keep leaves them as they are until the
+// entries are gone.
 func (s *Switch) Keep(watched map[netip.Addr]bool) (expired []netip.Addr, err error) {
 	return s.keep(s.after, watched)
 }
@@ -84,7 +89,8 @@ func (s *Switch) Park(watched map[netip.Addr]bool) error {
 	return err
 }
 
-// attempts is how often a change is tried: an element may expire, and a link be renamed, while it is made.
+// attempts is how often a change is tried: an element may expire, and a link be renamed, while it
+// is made.
 const attempts = 3
 
 func (s *Switch) keep(left time.Duration, watched map[netip.Addr]bool) (expired []netip.Addr, err error) {
@@ -155,7 +161,8 @@ var guards = []guard{
 func (g *guard) watched() string { return "watched" + g.ip.Suffix }
 func (g *guard) alive() string   { return "alive" + g.ip.Suffix }
 
-// table has the addresses that are watched, and the ones that are alive, with the time that they have.
+// table has the addresses that are watched, and the ones that are alive, with the time that they
+// have.
 func (g *guard) table(watched, alive sets.Set[string], left time.Duration) *nftables.Table {
 	key := []nftables.Type{nftables.IfName, g.ip.Addr}
 	return &nftables.Table{
@@ -183,7 +190,8 @@ func elements(keys sets.Set[string], left time.Duration) func(yield func(nftable
 type standing struct {
 	// exists: there is a table. whole: it is as it must be, but for elements.
 	exists, whole bool
-	// answered are the keys of the addresses for which the node answers, and whether each is to be watched.
+	// answered are the keys of the addresses for which the node answers, and whether each is to be
+	// watched.
 	answered map[string]bool
 	addrs    map[string]netip.Addr
 	watched  sets.Set[string]

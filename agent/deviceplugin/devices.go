@@ -19,8 +19,8 @@ type Device struct {
 	NUMANode int
 }
 
-// Devices returns the devices of functions. requested has how many functions the pod of each owner requests: the
-// kubelet knows of no more.
+// Devices returns the devices of functions. requested has how many functions the pod of each owner
+// requests: the kubelet knows of no more.
 func Devices(functions []sriov.Function, requested map[string]int64) []Device {
 	var all []Device
 	held := map[string]int64{}

@@ -14,6 +14,6 @@
 //
 // # Caveats
 //
-// The kubelet counts an unhealthy device in the node's capacity, not in what is allocatable. When the
-// plugin ends, nothing is allocatable until it is back; pods that run are not touched.
+// The kubelet counts an unhealthy device in the node's capacity, not in what is allocatable. When
+// the plugin ends, nothing is allocatable until it is back; pods that run are not touched.
 package deviceplugin

@@ -16,7 +16,8 @@ import (
 	"strconv"
 )
 
-// What gRPC needs here: a call is an HTTP/2 POST, a message has five bytes before it, and the status comes in a trailer.
+// What gRPC needs here: a call is an HTTP/2 POST, a message has five bytes before it, and the
+// status comes in a trailer.
 
 const (
 	contentType = "application/grpc"
@@ -90,7 +91,8 @@ func refuse(w http.ResponseWriter, status int, why string) {
 	w.Header().Set("Grpc-Message", url.PathEscape(why))
 }
 
-// call sends a message to a method on a socket, and returns an error where the other side refuses it.
+// call sends a message to a method on a socket, and returns an error where the other side refuses
+// it.
 func call(ctx context.Context, socket, method string, message []byte) error {
 	transport := &http.Transport{Protocols: overHTTP2(), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)

@@ -34,7 +34,8 @@ const (
 	ownSocket = "berth-vf.sock"
 	// survey is how often the devices are listed, and a kubelet is looked for where none was told of.
 	survey = 10 * time.Second
-	// retry is the wait after a failed registration: of a kubelet that starts the socket is there before it answers.
+	// retry is the wait after a failed registration: of a kubelet that starts the socket is there
+	// before it answers.
 	retry = time.Second
 	// patience limits a registration, in which the kubelet tries for ten seconds to reach the plugin.
 	patience = 15 * time.Second
@@ -51,14 +52,14 @@ type Plugin struct {
 	said string
 }
 
-// New returns a plugin with its socket in folder. list returns the devices, and an error where no container could have one: the
-// kubelet then counts none. It may be called in parallel.
+// New returns a plugin with its socket in folder. list returns the devices, and an error where no
+// container could have one: the kubelet then counts none. It may be called in parallel.
 func New(folder string, list func() ([]Device, error)) *Plugin {
 	return &Plugin{folder: folder, list: list, survey: survey, retry: retry}
 }
 
-// Run registers with the kubelet while there are devices, and with each new one, until ctx ends. It returns at once where there
-// is no folder.
+// Run registers with the kubelet while there are devices, and with each new one, until ctx ends. It
+// returns at once where there is no folder.
 func (p *Plugin) Run(ctx context.Context) error {
 	if _, err := os.Stat(p.folder); errors.Is(err, fs.ErrNotExist) {
 		if devices, err := p.list(); err == nil && len(devices) > 0 {
@@ -86,7 +87,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch returns a channel that tells of new sockets of the kubelet. Without one, Run looks from time to time.
+// watch returns a channel that tells of new sockets of the kubelet. Without one, Run looks from
+// time to time.
 func (p *Plugin) watch(ctx context.Context) (kubelets <-chan struct{}, stop func()) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -128,8 +130,8 @@ func (p *Plugin) count() (int, error) {
 	return len(devices), nil
 }
 
-// serve registers n devices, and answers until the kubelet is gone, another one has come, or ctx ends. It returns how long to wait
-// for another one.
+// serve registers n devices, and answers until the kubelet is gone, another one has come, or ctx
+// ends. It returns how long to wait for another one.
 func (p *Plugin) serve(ctx context.Context, kubelets <-chan struct{}, n int) (wait time.Duration, err error) {
 	listener, err := listen(ctx, filepath.Join(p.folder, ownSocket))
 	if err != nil {

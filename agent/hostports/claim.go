@@ -26,10 +26,10 @@ type Holder struct {
 	Record *state.Container
 }
 
-// Claim writes the first record of an ADD, and with it its host ports. It writes nothing and returns
-// a holder where another pod has one of the ports. older lists the ADDs under way of older
-// containers of the pod that have one, for the caller to end: such an ADD opens and closes its ports as
-// if it had come before.
+// Claim writes the first record of an ADD, and with it its host ports. It writes nothing and
+// returns a holder where another pod has one of the ports. older lists the ADDs under way of older
+// containers of the pod that have one, for the caller to end: such an ADD opens and closes its
+// ports as if it had come before.
 func (p *Ports) Claim(ctx context.Context, record *state.Container) (holder *Holder, older []state.Key, err error) {
 	if len(record.HostPorts) == 0 {
 		return nil, nil, p.Store.Put(record)

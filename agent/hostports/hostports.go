@@ -4,10 +4,10 @@
 // chooses ports for pods that leave the node the choice, and makes the node forward the ports that
 // the records have. Package cni/hostport writes the rules.
 //
-// A record has its ports from the first write of its ADD ([Ports.Claim]); from then on other pods are
-// refused. They are open from [Ports.Open] on, as long as the record is added. Older containers of
-// the same pod keep a port until the ADD is complete ([Ports.Complete]): an ADD that fails has taken
-// nothing.
+// A record has its ports from the first write of its ADD ([Ports.Claim]); from then on other pods
+// are refused. They are open from [Ports.Open] on, as long as the record is added. Older containers
+// of the same pod keep a port until the ADD is complete ([Ports.Complete]): an ADD that fails has
+// taken nothing.
 package hostports
 
 import (
@@ -36,8 +36,8 @@ type Forwarder interface {
 	// Apply makes the node forward the ports of mappings and no others, in one
 	// transaction, and returns true where something else was there.
 	Apply(mappings []hostport.Mapping) (changed bool, err error)
-	// EndConnections ends the connections that lead elsewhere since the last changes, and does so again
-	// after a failure. It may take long.
+	// EndConnections ends the connections that lead elsewhere since the last changes, and does so
+	// again after a failure. It may take long.
 	EndConnections() error
 	// Check returns an error that names a mapping that the node does not forward.
 	Check(mappings []hostport.Mapping) error
@@ -93,9 +93,9 @@ func New(o Options) *Ports {
 // patience limits the wait for another call that changes the kernel and records.
 const patience = 10 * time.Second
 
-// lock locks the host ports of all records. Its caller may write records and change the
-// kernel, and runs no plugin and asks no API meanwhile. lock returns the cause where the context has
-// ended: a withdrawal may end it while an ADD waits for the lock.
+// lock locks the host ports of all records. Its caller may write records and change the kernel, and
+// runs no plugin and asks no API meanwhile. lock returns the cause where the context has ended: a
+// withdrawal may end it while an ADD waits for the lock.
 func (p *Ports) lock(ctx context.Context) (func(), error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -348,14 +348,15 @@ func (p *Ports) reconcile(ctx context.Context) {
 	}
 }
 
-// The wait after connections were ended, and how many times as long as that took it is at least: the node may
-// track a million.
+// The wait after connections were ended, and how many times as long as that took it is at least:
+// the node may track a million.
 const (
 	endPause = time.Second
 	endShare = 20
 )
 
-// endConnections ends connections after changes, one reading of the kernel for all that came meanwhile.
+// endConnections ends connections after changes, one reading of the kernel for all that came
+// meanwhile.
 func (p *Ports) endConnections(ctx context.Context) {
 	for {
 		select {

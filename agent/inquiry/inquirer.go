@@ -10,8 +10,8 @@ import (
 
 // Inquirer answers questions about its node, in parallel. All but TakeOver change nothing.
 type Inquirer interface {
-	// Inspect reports the state of the agent and of its containers; a pod, as namespace/name, limits it to the pod's. check has
-	// each compared with the kernel.
+	// Inspect reports the state of the agent and of its containers; a pod, as namespace/name, limits
+	// it to the pod's. check has each compared with the kernel.
 	Inspect(ctx context.Context, pod string, check bool) (*Inspection, error)
 	// Carried says what the node carries, and if asked whom it hears.
 	Carried(ctx context.Context, hears bool) (*Carried, error)
@@ -21,12 +21,14 @@ type Inquirer interface {
 	TracePolicy(ctx context.Context, q PolicyTrace) (string, error)
 	// PreviewPolicies says what enforcement of network policies for all pods would change.
 	PreviewPolicies(ctx context.Context) (*PolicyPreview, error)
-	// TakeOver is a person's word that no other node answers for an address for which a pod of this one waits, whatever is heard:
-	// the agent answers for it within a second. It returns an error where no pod of the node waits for the address.
+	// TakeOver is a person's word that no other node answers for an address for which a pod of this
+	// one waits, whatever is heard: the agent answers for it within a second. It returns an error
+	// where no pod of the node waits for the address.
 	TakeOver(ctx context.Context, addr netip.Addr) error
 }
 
-// The agent's resources. Questions are got, as JSON, and only PathTakeOver is posted to, which has a right of its own.
+// The agent's resources. Questions are got, as JSON, and only PathTakeOver is posted to, which has
+// a right of its own.
 const (
 	PathInspect       = "/v1/inspect"
 	PathCarried       = "/v1/carried"
@@ -41,18 +43,20 @@ var Paths = []string{PathInspect, PathCarried, PathWitness, PathPolicyTrace, Pat
 
 // Carried is what a node carries, and whom it hears.
 type Carried struct {
-	// Addresses are all that the node may answer for: of pods, also of those that come or go, and its own.
+	// Addresses are all that the node may answer for: of pods, also of those that come or go, and its
+	// own.
 	Addresses []CarriedAddress `json:"addresses"`
-	// Hears are the links on which the agent hears those of other nodes, with the names of the nodes that were heard within
-	// [HeardLately].
+	// Hears are the links on which the agent hears those of other nodes, with the names of the nodes
+	// that were heard within [HeardLately].
 	Hears []Segment `json:"hears,omitempty"`
 }
 
 // CarriedAddress is an address of a node.
 type CarriedAddress struct {
 	Address netip.Addr `json:"address"`
-	// Link is the node's to the network of the address, and MACs may answer for it there: the MAC of the node's link, and of the
-	// pod's interface. There are none of an address that is on no layer 2 network, or not wired yet.
+	// Link is the node's to the network of the address, and MACs may answer for it there: the MAC of
+	// the node's link, and of the pod's interface. There are none of an address that is on no layer 2
+	// network, or not wired yet.
 	Link string   `json:"link,omitempty"`
 	MACs []string `json:"macs,omitempty"`
 }
@@ -69,7 +73,8 @@ type WitnessQuestion struct {
 	Node string
 	// Hosts are its InternalIPs.
 	Hosts []netip.Addr
-	// Controls are InternalIPs of nodes that live: a filter between nodes hides these, too. There may be none.
+	// Controls are InternalIPs of nodes that live: a filter between nodes hides these, too. There may
+	// be none.
 	Controls []netip.Addr
 	// VLAN is the network of the addresses on the uplink; 0 is untagged. Gateways are the network's.
 	VLAN     int
@@ -80,14 +85,16 @@ type WitnessQuestion struct {
 
 // Testimony is what a node found out about another one, or about addresses, within about a second.
 type Testimony struct {
-	// Control: in the network of the addresses the gateway, or a third node, answered meanwhile a question of the same form; and
-	// so did one of the question's controls, if it has any. Without it the silence of the other node says nothing.
+	// Control: in the network of the addresses the gateway, or a third node, answered meanwhile a
+	// question of the same form; and so did one of the question's controls, if it has any. Without it
+	// the silence of the other node says nothing.
 	Control bool `json:"control"`
 	// Host: an InternalIP answered, by ICMP, or at the kubelet's port, also by a refusal.
 	Host bool `json:"host"`
 	// Agent: the agent of the other node answered, at its port, or on a segment.
 	Agent bool `json:"agent"`
-	// Addresses are those of the question for which a host on a segment answered. It may be a proxy for others.
+	// Addresses are those of the question for which a host on a segment answered. It may be a proxy
+	// for others.
 	Addresses []AnsweredAddress `json:"addresses"`
 }
 

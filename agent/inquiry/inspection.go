@@ -35,7 +35,8 @@ type Inspection struct {
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
 	// Unanswered lists addresses of pods for which the node does not answer, because another host may.
 	Unanswered []UnansweredAddress `json:"unanswered,omitempty"`
-	// Segments are the networks of pools on which the agent hears others; none where the query names a pod, or has no check=true.
+	// Segments are the networks of pools on which the agent hears others; none where the query names a
+	// pod, or has no check=true.
 	Segments []Segment `json:"segments,omitempty"`
 	Problems []string  `json:"problems,omitempty"`
 	// Policies reports the enforcement of network policies; nil where the query names a pod.
@@ -48,7 +49,8 @@ type InspectedPolicies struct {
 	Enforced string `json:"enforced"`
 	// Backend brings them into the kernel: nftables, iptables-nft or iptables-legacy.
 	Backend string `json:"backend,omitempty"`
-	// Governed counts the pods that policies govern, and Ungoverned the others with a network of their own.
+	// Governed counts the pods that policies govern, and Ungoverned the others with a network of their
+	// own.
 	Governed   int `json:"governed"`
 	Ungoverned int `json:"ungoverned"`
 	// Known is false until the agent has read the policies and the objects that they select.
@@ -72,7 +74,8 @@ type InspectedPolicies struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-// PolicyPreview says what would change on a node if its agent enforced network policies for all pods.
+// PolicyPreview says what would change on a node if its agent enforced network policies for all
+// pods.
 type PolicyPreview struct {
 	// Enforced says for which pods the agent enforces policies now.
 	Enforced string `json:"enforced"`
@@ -89,13 +92,14 @@ type PolicyPreview struct {
 // PreviewedPod is a pod that policies would govern.
 type PreviewedPod struct {
 	Pod api.Pod `json:"pod"`
-	// Ingress and Egress name the policies that would have a say in each direction, in the order in which they are
-	// asked.
+	// Ingress and Egress name the policies that would have a say in each direction, in the order in
+	// which they are asked.
 	Ingress []string `json:"ingress,omitempty"`
 	Egress  []string `json:"egress,omitempty"`
 }
 
-// DeniedConnections are the open connections of a pod with one peer and one port, which would be denied.
+// DeniedConnections are the open connections of a pod with one peer and one port, which would be
+// denied.
 type DeniedConnections struct {
 	Pod api.Pod `json:"pod"`
 	// Direction is Ingress or Egress, from the pod's view.
@@ -194,11 +198,13 @@ type Segment struct {
 	Seconds int64 `json:"seconds"`
 	// Error says why it says nothing there itself.
 	Error string `json:"error,omitempty"`
-	// Nodes are the others that were heard, in the order of their names: of an Inspection, in the last hour.
+	// Nodes are the others that were heard, in the order of their names: of an Inspection, in the last
+	// hour.
 	Nodes []Neighbour `json:"nodes"`
 }
 
-// Neighbour is another node that was heard. In a Carried it has its name alone: there may be thousands, and each node is asked.
+// Neighbour is another node that was heard. In a Carried it has its name alone: there may be
+// thousands, and each node is asked.
 type Neighbour struct {
 	Name string `json:"name"`
 	UID  string `json:"uid,omitempty"`
@@ -210,7 +216,8 @@ type Neighbour struct {
 // HeardLately is how long ago a node was heard at most that is well: each says hello once a minute.
 const HeardLately = 3 * time.Minute
 
-// UnansweredAddress is an address of a pod, or of one that is about to start, for which the node does not answer.
+// UnansweredAddress is an address of a pod, or of one that is about to start, for which the node
+// does not answer.
 type UnansweredAddress struct {
 	Address netip.Addr `json:"address"`
 	// Why is a sentence: what the node waits for, and what a person can do.

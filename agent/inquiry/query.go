@@ -11,8 +11,8 @@ import (
 	"strconv"
 )
 
-// lists are the addresses of a question by the names that they have in its query, with the most of each: every host and address
-// costs packets.
+// lists are the addresses of a question by the names that they have in its query, with the most of
+// each: every host and address costs packets.
 func (q *WitnessQuestion) lists() []addressList {
 	return []addressList{{"host", MostHosts, &q.Hosts}, {"control", MostHosts, &q.Controls}, {"gateway", MostHosts, &q.Gateways}, {"address", MostAddresses, &q.Addresses}}
 }

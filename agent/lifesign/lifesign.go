@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lifesign looks for signs of life of another node at its InternalIPs: of its kernel, and of its agent. It owns
-// what counts as one. It decides nothing, and changes nothing there.
+// Package lifesign looks for signs of life of another node at its InternalIPs: of its kernel, and
+// of its agent. It owns what counts as one. It decides nothing, and changes nothing there.
 package lifesign
 
 import (
@@ -37,13 +37,13 @@ const (
 type Signs struct {
 	// Kernel: it answered a ping, or at the kubelet's port, also by a refusal.
 	Kernel bool
-	// Agent: its agent answered a request by HTTPS. A process that was stopped, or hangs, does not; its kernel accepts the
-	// connection all the same.
+	// Agent: its agent answered a request by HTTPS. A process that was stopped, or hangs, does not;
+	// its kernel accepts the connection all the same.
 	Agent bool
 }
 
-// Look looks for signs at all addresses of a node, whose agent serves at a port. It takes about a second, and less where all are
-// found.
+// Look looks for signs at all addresses of a node, whose agent serves at a port. It takes about a
+// second, and less where all are found.
 func Look(ctx context.Context, hosts []netip.Addr, agentPort int) Signs {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -89,8 +89,8 @@ func connects(ctx context.Context, host netip.Addr) bool {
 	return err == nil || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET)
 }
 
-// serves returns whether there is any answer by HTTPS. Whose it is does not matter: an answer keeps a node from being taken
-// for lost, and proves nothing else.
+// serves returns whether there is any answer by HTTPS. Whose it is does not matter: an answer keeps
+// a node from being taken for lost, and proves nothing else.
 func serves(ctx context.Context, host netip.Addr, port int) bool {
 	client := http.Client{
 		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above

@@ -26,17 +26,18 @@ const quiet = 300 * time.Millisecond
 // Reactions are called when an uplink, or a VLAN link on top of one, changes, or a device of
 // package shaping, or an address of the node, or a route or rule is deleted.
 type Reactions struct {
-	// Changed is called after a burst of changes: the kernel drops routes and proxy
-	// entries of a link that goes down or loses its carrier or last address, and does not restore
-	// them. So after a burst of deletions of routes and rules, as by systemd-networkd, after forwarding is switched off, and after the
-	// node takes or loses an address on any link.
+	// Changed is called after a burst of changes: the kernel drops routes and proxy entries of a link
+	// that goes down or loses its carrier or last address, and does not restore them. So after a burst
+	// of deletions of routes and rules, as by systemd-networkd, after forwarding is switched off, and
+	// after the node takes or loses an address on any link.
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
-	// Carrier is called at once when any link loses its carrier, or has it again, and once for each link when the watch begins. It
-	// returns at once.
+	// Carrier is called at once when any link loses its carrier, or has it again, and once for each
+	// link when the watch begins. It returns at once.
 	Carrier func(link string, up bool)
-	// Moved is called when such a link has another MAC, which neighbours do not know, or is behind another port of the network.
+	// Moved is called when such a link has another MAC, which neighbours do not know, or is behind
+	// another port of the network.
 	Moved func(context.Context)
 	// Unshaped is called when a device went away or down: the packets that were led
 	// to it are dropped. It returns at once.
@@ -190,8 +191,8 @@ func (l *links) note(ctx context.Context, u netlink.LinkUpdate, r Reactions) {
 	}
 }
 
-// changesNode returns whether an address that came or went is the node's own, to which its pods may have a route. Each link that is
-// set up gets a link-local IPv6 address, to which none has.
+// changesNode returns whether an address that came or went is the node's own, to which its pods may
+// have a route. Each link that is set up gets a link-local IPv6 address, to which none has.
 func (l *links) changesNode(u netlink.AddrUpdate) bool {
 	one, ok := l.byIndex[u.LinkIndex]
 	ip := u.LinkAddress.IP
@@ -221,7 +222,8 @@ type link struct {
 	mac              string
 }
 
-// askAgain is how long the names of the uplinks are used. They are in the node's configuration and in records.
+// askAgain is how long the names of the uplinks are used. They are in the node's configuration and
+// in records.
 const askAgain = time.Second
 
 // leadOut returns whether the link is an uplink or a VLAN link on top of one.

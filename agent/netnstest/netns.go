@@ -206,7 +206,8 @@ func (w *Wire) Port(n int, up bool) {
 	w.host.IP("link", "set", fmt.Sprintf("port%d", n), state)
 }
 
-// Block keeps the network from passing anything from and to the n-th Plug, from 1, whose link keeps its carrier.
+// Block keeps the network from passing anything from and to the n-th Plug, from 1, whose link keeps
+// its carrier.
 func (w *Wire) Block(n int, blocked bool) {
 	port := fmt.Sprintf("port%d", n)
 	if blocked {
@@ -216,7 +217,8 @@ func (w *Wire) Block(n int, blocked bool) {
 	w.host.IP("link", "set", port, "master", "br0")
 }
 
-// Isolate keeps the network from passing anything between the isolated Plugs, of which the n-th, from 1, becomes one.
+// Isolate keeps the network from passing anything between the isolated Plugs, of which the n-th,
+// from 1, becomes one.
 func (w *Wire) Isolate(n int) {
 	w.host.IP("link", "set", fmt.Sprintf("port%d", n), "type", "bridge_slave", "isolated", "on")
 }

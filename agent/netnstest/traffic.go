@@ -26,7 +26,8 @@ func (h *Host) Ping(to string) {
 	}
 }
 
-// NoPing fails the test where the host gets an answer from one of the addresses, which it asks all at once.
+// NoPing fails the test where the host gets an answer from one of the addresses, which it asks all
+// at once.
 func (h *Host) NoPing(to ...string) {
 	h.t.Helper()
 	var group sync.WaitGroup

@@ -28,7 +28,8 @@ type Floating struct {
 	Uplink string
 	// MTU of the pods' interfaces; 0 means the uplink's MTU.
 	MTU int
-	// Cards are the links of the network cards whose virtual functions pods get, none where they get none.
+	// Cards are the links of the network cards whose virtual functions pods get, none where they get
+	// none.
 	Cards []string
 	// Optional says that the network is for pods without a floating IP, too.
 	Optional bool

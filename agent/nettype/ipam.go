@@ -106,9 +106,9 @@ func IPAMResult(network *chain.Network, addrs []api.Address) (*current.Result, e
 	return conf.Result(addrs)
 }
 
-// ipamDriver can only silence interfaces and put them up again: it repairs none of their pieces, and
-// has no links of its own. It does not defend addresses: the plugin chooses the MAC of the interface,
-// so that a claim of the pod itself would look like another host's.
+// ipamDriver can only silence interfaces and put them up again: it repairs none of their pieces,
+// and has no links of its own. It does not defend addresses: the plugin chooses the MAC of the
+// interface, so that a claim of the pod itself would look like another host's.
 type ipamDriver struct{}
 
 func newIPAMDriver(Kernel) Driver { return ipamDriver{} }
@@ -168,7 +168,8 @@ func (ipamDriver) CheckNode(i *Interface) error {
 }
 func (ipamDriver) Filter(*Interface) error { return nil }
 
-// Repair makes the mark, and puts up an interface that was silenced, and one that was closed unless its link is cut.
+// Repair makes the mark, and puts up an interface that was silenced, and one that was closed unless
+// its link is cut.
 func (ipamDriver) Repair(i *Interface) error {
 	f := foreignOf(i)
 	cut, err := wire.IsCut(i.Uplink)

@@ -58,7 +58,8 @@ func Plugins() string { return pluginsOf(func(*Type) bool { return true }) }
 // GatewayPlugins names the plugins that choose a type with NodeIsGateway.
 func GatewayPlugins() string { return pluginsOf(func(t *Type) bool { return t.NodeIsGateway }) }
 
-// ErrRouted is returned for an address of a pool with mode Routed on a network of a type that does not serve it.
+// ErrRouted is returned for an address of a pool with mode Routed on a network of a type that does
+// not serve it.
 var ErrRouted = errors.New("the network serves no pool with mode Routed")
 
 // Serve returns ErrRouted where the type of a network serves one of the addresses not.

@@ -135,7 +135,8 @@ func withSpec(i *Interface, do func(vlan.Spec) error) error {
 // FunctionOwner names an interface as package sriov does, whether or not it has a virtual function.
 func FunctionOwner(key state.Key) string { return vlan.NodeLink(key.ContainerID, key.IfName) }
 
-// insideOf returns the spec of an interface with its routes to Services, which are in the pod's namespace.
+// insideOf returns the spec of an interface with its routes to Services, which are in the pod's
+// namespace.
 func (v *vlanDriver) insideOf(i *Interface) (vlan.Spec, error) {
 	spec, err := vlanSpecOf(i)
 	if err == nil && v.services != nil {

@@ -83,7 +83,8 @@ func (c *cluster) node(name string) *corev1.Node {
 	return node
 }
 
-// peers returns the other nodes that use the backend, and the error of each node, nil of those that are right.
+// peers returns the other nodes that use the backend, and the error of each node, nil of those that
+// are right.
 func (c *cluster) peers(self string, backend Backend) (peers []peer, wrong []error) {
 	for _, node := range listOf[*corev1.Node](c.nodes) {
 		if node.Name == self {

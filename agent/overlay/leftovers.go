@@ -30,8 +30,8 @@ func Sweep() (pods int, err error) {
 }
 
 // Leftovers lists the overlay's objects on a node that carry no mark of Berth: VTEPs, and the list
-// of pods' addresses; pods' links, routes and the nftables table carry one. root is the folder of the node's
-// file system.
+// of pods' addresses; pods' links, routes and the nftables table carry one. root is the folder of
+// the node's file system.
 func Leftovers(root string) ([]leftover.Item, error) {
 	var items []leftover.Item
 	for _, name := range []string{link4, link6} {

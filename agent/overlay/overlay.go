@@ -354,7 +354,8 @@ func (o *Overlay) publish(ctx context.Context, node *corev1.Node, ends []end) er
 	return o.patch(ctx, map[string]any{"metadata": map[string]any{"annotations": want}})
 }
 
-// available ends the condition by which nodes are tainted whose network is not there: a cloud, or a network that was here before, set it.
+// available ends the condition by which nodes are tainted whose network is not there: a cloud, or a
+// network that was here before, set it.
 func (o *Overlay) available(ctx context.Context, node *corev1.Node) error {
 	if !slices.ContainsFunc(node.Status.Conditions, isUnavailable) {
 		return nil

@@ -77,8 +77,8 @@ func planFor(w ways, peers []peer, floating map[netip.Addr]string) plan {
 	return p
 }
 
-// unreachable returns the route for the addresses of a pod CIDR of this node that no pod has: packets for them
-// do not leave the node.
+// unreachable returns the route for the addresses of a pod CIDR of this node that no pod has:
+// packets for them do not leave the node.
 func unreachable(subnet netip.Prefix) netlink.Route {
 	r := netlink.Route{
 		Dst: rtnl.IPNet(subnet), Type: unix.RTN_UNREACHABLE, Protocol: rtnl.Protocol, Table: unix.RT_TABLE_MAIN, Family: rtnl.FamilyOf(subnet.Addr()), Priority: unreachableMetric,

@@ -84,8 +84,8 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 	}
 }
 
-// isVTEP returns whether an index is that of a VTEP. The event of a neighbour that was deleted shows neither its MAC
-// address nor that it was permanent.
+// isVTEP returns whether an index is that of a VTEP. The event of a neighbour that was deleted
+// shows neither its MAC address nor that it was permanent.
 func isVTEP(index int) bool {
 	link, err := netlink.LinkByIndex(index)
 	return err == nil && (link.Attrs().Name == link4 || link.Attrs().Name == link6)

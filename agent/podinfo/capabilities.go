@@ -14,8 +14,8 @@ import (
 // netAdmin is the capability with which a process can change the network of its namespace.
 const netAdmin corev1.Capability = "NET_ADMIN"
 
-// NetAdmins returns the names of a pod's containers that may change its network, as the watch knows the pod,
-// without blocking.
+// NetAdmins returns the names of a pod's containers that may change its network, as the watch knows
+// the pod, without blocking.
 func (n *Node) NetAdmins(pod api.Pod) []string {
 	p, known := n.watched(pod)
 	if !known {

@@ -60,8 +60,8 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
-// OwnsAddress returns the record by which this node itself has an address. Its error is ErrNotCarrier where the FloatingIP does not
-// say so. It asks the API server.
+// OwnsAddress returns the record by which this node itself has an address. Its error is
+// ErrNotCarrier where the FloatingIP does not say so. It asks the API server.
 func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	if err != nil {
@@ -74,8 +74,8 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error)
 	return recordOf(ip), nil
 }
 
-// ServesAddress returns the record by which this node is to carry an address of a Service. Its error is ErrNotCarrier where the
-// FloatingIP does not say so. It asks the API server.
+// ServesAddress returns the record by which this node is to carry an address of a Service. Its
+// error is ErrNotCarrier where the FloatingIP does not say so. It asks the API server.
 func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	switch {
@@ -89,7 +89,8 @@ func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, erro
 	return recordOf(ip), nil
 }
 
-// get returns a FloatingIP, as the API server has it. Where there is none, its error is absent, with the reason.
+// get returns a FloatingIP, as the API server has it. Where there is none, its error is absent,
+// with the reason.
 func (n *Node) get(ctx context.Context, name string, absent error) (*v1alpha1.FloatingIP, error) {
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
@@ -114,7 +115,8 @@ func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 	}
 }
 
-// setCondition returns whether the pod holds the address on this node; it writes nothing where it does not.
+// setCondition returns whether the pod holds the address on this node; it writes nothing where it
+// does not.
 func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) (holder bool, err error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.get(ctx, name, ErrNotHolder)

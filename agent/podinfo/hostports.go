@@ -82,9 +82,10 @@ func (n *Node) Running() []Running {
 	return all
 }
 
-// HostPortsForbidden returns why pods of a namespace get no host ports but those of their specification, empty where they do: the
-// namespace's label decides, and else its level of Pod Security. Other values of the two than are known forbid them, as they do in Pod
-// Security. manifests/admission/host-ports.yaml says the same of some annotations.
+// HostPortsForbidden returns why pods of a namespace get no host ports but those of their
+// specification, empty where they do: the namespace's label decides, and else its level of Pod
+// Security. Other values of the two than are known forbid them, as they do in Pod Security.
+// manifests/admission/host-ports.yaml says the same of some annotations.
 func HostPortsForbidden(namespace *corev1.Namespace) string {
 	const enforce = "pod-security.kubernetes.io/enforce"
 	level, enforces := namespace.Labels[enforce]

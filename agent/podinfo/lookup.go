@@ -91,10 +91,10 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	return p.Is(pod) && p.node == n.name && !p.Finished, nil
 }
 
-// Addresses returns the addresses that the pod holds on this node, in the order of the request: the first of
-// each family becomes the pod's IP in Kubernetes. The pod's annotation only spares a list of the node's
-// FloatingIPs: a user may drop or change it. The list is made seldom, as a pod that another scheduler bound
-// has none there either, and the runtime asks for it again and again.
+// Addresses returns the addresses that the pod holds on this node, in the order of the request: the
+// first of each family becomes the pod's IP in Kubernetes. The pod's annotation only spares a list
+// of the node's FloatingIPs: a user may drop or change it. The list is made seldom, as a pod that
+// another scheduler bound has none there either, and the runtime asks for it again and again.
 func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	names, err := podrequest.ParseNames(pod.Hint)
 	unnamed := ErrNotPlaced
@@ -140,8 +140,8 @@ func (n *Node) own(ctx context.Context, uid, name string) (*v1alpha1.FloatingIP,
 	return ip, holds(ip, uid, n.name)
 }
 
-// recorded lists the FloatingIPs that the pod holds on this node, at most as many as it requests. Where an attempt
-// to schedule the pod left another one for the same position, the older counts.
+// recorded lists the FloatingIPs that the pod holds on this node, at most as many as it requests.
+// Where an attempt to schedule the pod left another one for the same position, the older counts.
 func (n *Node) recorded(ctx context.Context, pod Pod) ([]*v1alpha1.FloatingIP, error) {
 	list, err := n.listIPs(ctx)
 	if err != nil {
@@ -194,8 +194,8 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	return nil
 }
 
-// Holder returns the pod of this node that holds the address, and by which record, ErrNotHolder where none of
-// this node does, and another error if the API does not answer.
+// Holder returns the pod of this node that holds the address, and by which record, ErrNotHolder
+// where none of this node does, and another error if the API does not answer.
 func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.get(ctx, name, ErrNotHolder)

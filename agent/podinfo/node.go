@@ -154,8 +154,8 @@ func (n *Node) VerifySoon() {
 	n.lost.Send()
 }
 
-// VerifyAtOnce is VerifySoon for a node whose link has its carrier again: the node is silent until the API has said
-// which addresses are still its pods'. It returns at once.
+// VerifyAtOnce is VerifySoon for a node whose link has its carrier again: the node is silent until
+// the API has said which addresses are still its pods'. It returns at once.
 func (n *Node) VerifyAtOnce() {
 	n.back.Send()
 }
@@ -252,14 +252,14 @@ func (n *Node) work(ctx context.Context, handler Handler) {
 	}
 }
 
-// reconnectInterval is the shortest wait between attempts while the API cannot be reached, and twice that the
-// longest: the agents of a cluster lose the API together, and must not all ask at once when it is back. The
-// watch itself backs off up to a minute, which is too long: the node might go on to answer for an address of
-// another node.
+// reconnectInterval is the shortest wait between attempts while the API cannot be reached, and
+// twice that the longest: the agents of a cluster lose the API together, and must not all ask at
+// once when it is back. The watch itself backs off up to a minute, which is too long: the node
+// might go on to answer for an address of another node.
 const reconnectInterval = 500 * time.Millisecond
 
-// backWithin is the longest wait after a link's carrier is back: a switch that was started anew gives it back to many
-// nodes at once.
+// backWithin is the longest wait after a link's carrier is back: a switch that was started anew
+// gives it back to many nodes at once.
 const backWithin = 200 * time.Millisecond
 
 // reconnect has all addresses verified as soon as the API answers again.
@@ -320,7 +320,8 @@ func (n *Node) IsReady(pod api.Pod) (ready, known bool) {
 
 func isReady(p *corev1.Pod) bool { return len(trimConditions(p.Status.Conditions)) > 0 }
 
-// Functions returns how many virtual functions kube-scheduler counts for a pod of the node, as the watch has seen it.
+// Functions returns how many virtual functions kube-scheduler counts for a pod of the node, as the
+// watch has seen it.
 func (n *Node) Functions(pod api.Pod) int64 {
 	p, known := n.watched(pod)
 	if !known || isFinished(p) {

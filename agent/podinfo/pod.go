@@ -29,7 +29,8 @@ var (
 	// ErrNotHolder is returned where a FloatingIP does not name the pod and this
 	// node.
 	ErrNotHolder = errors.New("pod does not hold the floating IP")
-	// ErrNotCarrier is returned where a FloatingIP gives the node no address for itself or for a Service.
+	// ErrNotCarrier is returned where a FloatingIP gives the node no address for itself or for a
+	// Service.
 	ErrNotCarrier = errors.New("not an address for this node to carry")
 	// ErrTooFew is returned where a pod holds fewer floating IPs than it requests.
 	ErrTooFew = errors.New("pod has too few floating IPs")

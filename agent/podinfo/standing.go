@@ -14,12 +14,12 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Standing returns whether a pod had not finished and held addresses on this node at the moment of a question.
-// Where it returns false, Holds and Alive say why, or that it does by now.
+// Standing returns whether a pod had not finished and held addresses on this node at the moment of
+// a question. Where it returns false, Holds and Alive say why, or that it does by now.
 type Standing func(pod api.Pod, addresses []api.Address) bool
 
-// Standing asks the API for the addresses of all pods of the node in one request, and for the pods in another
-// one where the watch does not know them yet.
+// Standing asks the API for the addresses of all pods of the node in one request, and for the pods
+// in another one where the watch does not know them yet.
 func (n *Node) Standing(ctx context.Context) (Standing, error) {
 	ips, err := n.listIPs(ctx)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// readClusterPolicy reads a ClusterNetworkPolicy. A rule that this version cannot carry out
-// fails closed as the API says: an Accept rule matches nothing, a Deny or Pass rule denies
-// everything. Where the policy's own subject is not known, every pod is its subject and nothing is accepted.
+// readClusterPolicy reads a ClusterNetworkPolicy. A rule that this version cannot carry out fails
+// closed as the API says: an Accept rule matches nothing, a Deny or Pass rule denies everything.
+// Where the policy's own subject is not known, every pod is its subject and nothing is accepted.
 func readClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) *intent {
 	i := &intent{
 		kind:           KindClusterNetworkPolicy,
@@ -49,8 +49,8 @@ func readClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) *intent {
 	return i
 }
 
-// readSide reads the rules of one direction, of which peers is the field of their peers. closed says that the policy as a whole must
-// not open anything.
+// readSide reads the rules of one direction, of which peers is the field of their peers. closed
+// says that the policy as a whole must not open anything.
 func (i *intent) readSide(direction, peers string, rules []policyv1alpha2.ClusterNetworkPolicyEgressRule, closed bool) *side {
 	if len(rules) == 0 {
 		return nil

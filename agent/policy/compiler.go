@@ -27,7 +27,8 @@ const (
 	// The chains of the hook output judge packets that the node sends for others.
 	chainEgressOutput  = "egress-output"
 	chainIngressOutput = "ingress-output"
-	// The chain of the hook input judges packets of pods to their own node, and egressNode has the rules for its addresses.
+	// The chain of the hook input judges packets of pods to their own node, and egressNode has the
+	// rules for its addresses.
 	chainEgressInput = "egress-input"
 	chainEgressNode  = "egress-node"
 	chainInput       = "input"
@@ -45,7 +46,8 @@ const (
 	CounterIsolationEgress  = "isolation-egress"
 )
 
-// hash returns a text of 24 letters and digits, of 120 bits: nobody finds two policies that share one.
+// hash returns a text of 24 letters and digits, of 120 bits: nobody finds two policies that share
+// one.
 func hash(identity string) string {
 	sum := sha256.Sum256([]byte(identity))
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:15]))
@@ -56,8 +58,8 @@ func (n portName) text() string { return fmt.Sprintf("%d/%s", n.protocol, n.name
 // compiler makes chains and keeps unchanged ones.
 type compiler struct {
 	*Index
-	// pass counts how often the chains were looked through. A pass drops the chains and sets that it does not
-	// use.
+	// pass counts how often the chains were looked through. A pass drops the chains and sets that it
+	// does not use.
 	pass   uint64
 	chains map[string]*chain
 	ranges map[string]*rangeSet
@@ -66,8 +68,8 @@ type compiler struct {
 	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
-	// maps and onNode make up the ruleset of the node; own has the sets by which pods call themselves, and base the
-	// base chains that look into these.
+	// maps and onNode make up the ruleset of the node; own has the sets by which pods call themselves,
+	// and base the base chains that look into these.
 	maps   map[string]*ruleset.Map
 	onNode *contents
 	own    map[string]*ruleset.Set
@@ -92,8 +94,8 @@ type rangeSet struct {
 	used uint64
 }
 
-// setBase makes the base chains of the node, unless they are there. A packet runs through both of a hook in this
-// order. A packet that one accepts goes on to the other.
+// setBase makes the base chains of the node, unless they are there. A packet runs through both of a
+// hook in this order. A packet that one accepts goes on to the other.
 func (c *compiler) setBase() {
 	if c.base != nil {
 		return
@@ -110,8 +112,9 @@ func (c *compiler) setBase() {
 		return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
 	}
 	egress, ingress, none := [2]string{"egress4", "egress6"}, [2]string{"ingress4", "ingress6"}, [2]string{}
-	// A packet to a Service of kube-proxy in mode ipvs comes to the node as to an address of its own, and
-	// leaves it for the pod that was chosen by the hook output, with the source of the one that sent it.
+	// A packet to a Service of kube-proxy in mode ipvs comes to the node as to an address of its own,
+	// and leaves it for the pod that was chosen by the hook output, with the source of the one that
+	// sent it.
 	own := ruleset.Rule{LocalSource: true, Verdict: ruleset.Accept}
 	c.base = map[string]*ruleset.Chain{
 		chainEgressInput:   toNode,
@@ -123,7 +126,8 @@ func (c *compiler) setBase() {
 	}
 }
 
-// toNode and atNode are the chains of packets of pods to their own node. The ones to Services, which kube-proxy in mode ipvs sends on, are none.
+// toNode and atNode are the chains of packets of pods to their own node. The ones to Services,
+// which kube-proxy in mode ipvs sends on, are none.
 var toNode, atNode = func() (to, at *ruleset.Chain) {
 	to = &ruleset.Chain{Name: chainEgressInput, Hook: ruleset.Input, Rules: []ruleset.Rule{
 		{Established: true, Verdict: ruleset.Accept},
@@ -139,8 +143,8 @@ var toNode, atNode = func() (to, at *ruleset.Chain) {
 	return to, at
 }()
 
-// toItself returns the rules for a pod that calls itself through a Service. Others may send from its address, but
-// not by its link. A packet that the node sends has come by none any more.
+// toItself returns the rules for a pod that calls itself through a Service. Others may send from
+// its address, but not by its link. A packet that the node sends has come by none any more.
 func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 	var all []ruleset.Rule
 	for _, family := range ruleset.Families {
@@ -162,7 +166,8 @@ func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 	return all
 }
 
-// linkSets are the addresses that no router passes on, of the host and of a link, the unspecified one of IPv6, and the groups.
+// linkSets are the addresses that no router passes on, of the host and of a link, the unspecified
+// one of IPv6, and the groups.
 var linkSets = []*ruleset.Set{
 	{Name: setLink + "4", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges("127.0.0.0/8", "169.254.0.0/16")},
 	{Name: setLink + "6", Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: ranges("::/128", "fe80::/10")},
@@ -226,7 +231,8 @@ func withSets(last *ruleset.Ruleset, collections map[string]*collection) *rulese
 }
 
 // Pod returns the ruleset of the network namespace of a pod of this node, for its direct
-// interfaces. It has no chains where there are none such, or no policy selects the pod; it is nil if no such pod is here.
+// interfaces. It has no chains where there are none such, or no policy selects the pod; it is nil
+// if no such pod is here.
 func (x *Index) Pod(uid types.UID) *ruleset.Ruleset {
 	x.settle()
 	l := x.locals[uid]
@@ -297,9 +303,10 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	return next
 }
 
-// isProbedByWire returns whether the node's own packets to an address of the pod come by a direct interface. Only
-// their source tells them there, and any host may send from it, so it counts for no other pod: not for further
-// interfaces of a pod that the node reaches otherwise. The kubelet probes the addresses of the pod's status.
+// isProbedByWire returns whether the node's own packets to an address of the pod come by a direct
+// interface. Only their source tells them there, and any host may send from it, so it counts for no
+// other pod: not for further interfaces of a pod that the node reaches otherwise. The kubelet
+// probes the addresses of the pod's status.
 func (l *local) isProbedByWire(family ruleset.Family) bool {
 	probed := l.Addresses
 	if l.pod != nil && len(l.pod.Addresses) > 0 {
@@ -384,8 +391,8 @@ func (c *compiler) reshape() {
 	c.maps = next
 }
 
-// dispatch returns the maps from the addresses of pods to their chains, which it adds to the contents of the
-// node, and the sets by which pods call themselves.
+// dispatch returns the maps from the addresses of pods to their chains, which it adds to the
+// contents of the node, and the sets by which pods call themselves.
 func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[string]*ruleset.Set) {
 	next = map[string]*ruleset.Map{}
 	for _, family := range ruleset.Families {
@@ -414,9 +421,10 @@ func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[
 	return next, ownSets(holders, governed)
 }
 
-// ownSets returns the sets, of those that are not empty, by which governed pods call themselves. What a pod sends
-// by a link that leads to it only, and what leaves by this link, is between the pod and itself, and the set of such
-// links grows without a change of rules. On a link that other pods share it takes both addresses.
+// ownSets returns the sets, of those that are not empty, by which governed pods call themselves.
+// What a pod sends by a link that leads to it only, and what leaves by this link, is between the
+// pod and itself, and the set of such links grows without a change of rules. On a link that other
+// pods share it takes both addresses.
 func ownSets(holders, governed map[netip.Addr]*local) map[string]*ruleset.Set {
 	all := map[string]*ruleset.Set{}
 	set := func(name string, family ruleset.Family, kind ruleset.Kind) *ruleset.Set {
@@ -453,8 +461,8 @@ func ownSets(holders, governed map[netip.Addr]*local) map[string]*ruleset.Set {
 	return all
 }
 
-// setOwn makes these the sets by which pods call themselves. Equal sets stay the same, and so do the base chains
-// where they look into sets of the same names.
+// setOwn makes these the sets by which pods call themselves. Equal sets stay the same, and so do
+// the base chains where they look into sets of the same names.
 func (c *compiler) setOwn(own map[string]*ruleset.Set) {
 	for name, s := range own {
 		last := c.own[name]
@@ -470,8 +478,9 @@ func (c *compiler) setOwn(own map[string]*ruleset.Set) {
 	c.own = own
 }
 
-// served returns the addresses at which a pod meets itself where it calls a Service from an address of its own: as
-// an endpoint, it has the addresses of its status, one of each family. All pairs of its addresses would be many.
+// served returns the addresses at which a pod meets itself where it calls a Service from an address
+// of its own: as an endpoint, it has the addresses of its status, one of each family. All pairs of
+// its addresses would be many.
 func (l *local) served(from netip.Addr) []netip.Addr {
 	if l.pod == nil {
 		return []netip.Addr{from}
@@ -479,8 +488,8 @@ func (l *local) served(from netip.Addr) []netip.Addr {
 	return append(slices.Clone(l.pod.Addresses), from)
 }
 
-// holders returns the pod to which the packets of each address belong: a pod with the address on record;
-// else in the cluster; else on an interface. Of several such pods the newest counts.
+// holders returns the pod to which the packets of each address belong: a pod with the address on
+// record; else in the cluster; else on an interface. Of several such pods the newest counts.
 func (c *compiler) holders() map[netip.Addr]*local {
 	all := map[netip.Addr]*local{}
 	for _, addresses := range []func(*local) []netip.Addr{
@@ -709,7 +718,8 @@ func letter(d ruleset.Direction) string {
 	return "e"
 }
 
-// dns returns the rules by which a pod that NetworkPolicies isolate reaches the DNS cache of its node: nobody writes its address into policies.
+// dns returns the rules by which a pod that NetworkPolicies isolate reaches the DNS cache of its
+// node: nobody writes its address into policies.
 func dns(d ruleset.Direction, family ruleset.Family) (all []ruleset.Rule) {
 	if d == ruleset.Ingress {
 		return nil
@@ -744,8 +754,8 @@ func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family rules
 	return e
 }
 
-// policies returns the chain of policies in their order. A packet returns from it if no rule decides, or if
-// a rule passes it to the next tier.
+// policies returns the chain of policies in their order. A packet returns from it if no rule
+// decides, or if a rule passes it to the next tier.
 func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	var identity, content strings.Builder
 	resolved := make([]map[portName][]uint32, len(policies))

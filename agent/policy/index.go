@@ -21,23 +21,24 @@ type Local struct {
 	types.NamespacedName
 	// UID is the UID of the pod in the API.
 	UID types.UID
-	// Addresses has the addresses of the record. They count as the pod's, as its own and as a peer of others,
-	// beside its addresses in the cluster.
+	// Addresses has the addresses of the record. They count as the pod's, as its own and as a peer of
+	// others, beside its addresses in the cluster.
 	Addresses []netip.Addr
-	// Seen has further addresses of its interfaces on bridges of the node. The policies of the pod hold
-	// for them too; but it is no peer by them, since a pod can give itself any, and they belong to
-	// another pod that has them in another way.
+	// Seen has further addresses of its interfaces on bridges of the node. The policies of the pod
+	// hold for them too; but it is no peer by them, since a pod can give itself any, and they belong
+	// to another pod that has them in another way.
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
-	// Ways are the node's links by which the packets of other interfaces come, sorted. Shared says that one of them
-	// leads to other pods as well, as a bridge does.
+	// Ways are the node's links by which the packets of other interfaces come, sorted. Shared says
+	// that one of them leads to other pods as well, as a bridge does.
 	Ways   []string
 	Shared bool
-	// ByWire are the addresses of Direct, sorted, to which the node's own packets come through the network.
+	// ByWire are the addresses of Direct, sorted, to which the node's own packets come through the
+	// network.
 	ByWire []netip.Addr
-	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of other
-	// pods all the same.
+	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of
+	// other pods all the same.
 	Ungoverned bool
 }
 
@@ -50,7 +51,8 @@ type Local struct {
 //
 // It is not safe for parallel use.
 type Index struct {
-	// Told, if given, is called after each change of the cluster that the Index was told, which may be one of a policy.
+	// Told, if given, is called after each change of the cluster that the Index was told, which may be
+	// one of a policy.
 	Told func(ofPolicy bool)
 
 	cluster    Cluster
@@ -90,7 +92,8 @@ type local struct {
 	pod *Pod
 	// present says that the cluster shows it.
 	present bool
-	// former has the last labels of its namespace that the cluster showed before that was deleted; nil else.
+	// former has the last labels of its namespace that the cluster showed before that was deleted; nil
+	// else.
 	former map[string]string
 
 	// ingress and egress have the policies that select it; they are valid unless stale.
@@ -133,7 +136,8 @@ func NewIndex(cluster Cluster) *Index {
 // HasPolicies returns whether there is any policy.
 func (x *Index) HasPolicies() bool { return len(x.network)+len(x.clusters) > 0 }
 
-// HasPolicy returns whether there is a policy of the name. ClusterNetworkPolicies have no namespace.
+// HasPolicy returns whether there is a policy of the name. ClusterNetworkPolicies have no
+// namespace.
 func (x *Index) HasPolicy(name types.NamespacedName) bool {
 	if name.Namespace == "" {
 		return x.clusters[name.Name] != nil
@@ -258,8 +262,8 @@ func (x *Index) selects(i *intent, l *local) bool {
 	return i.subject.scope.matches(l.Namespace, labels, known) && i.subject.pods.matches(l.pod.Labels)
 }
 
-// labelsOver returns the labels of a local pod's namespace, which may be gone from the cluster, with the pod, while
-// the pod runs on.
+// labelsOver returns the labels of a local pod's namespace, which may be gone from the cluster,
+// with the pod, while the pod runs on.
 func (x *Index) labelsOver(l *local) (labels map[string]string, known bool) {
 	labels, known = x.namespaces[l.Namespace]
 	if l.former != nil && !(known && l.present) {
@@ -299,8 +303,8 @@ func (x *Index) SetNamespace(name string, labels map[string]string) {
 	x.tell(false)
 }
 
-// DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force may run on, and
-// keep its last labels: a namespace that takes the name has them not.
+// DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force
+// may run on, and keep its last labels: a namespace that takes the name has them not.
 func (x *Index) DeleteNamespace(name string) {
 	if last, known := x.namespaces[name]; known {
 		for _, l := range x.locals {
@@ -317,7 +321,8 @@ func (x *Index) DeleteNamespace(name string) {
 	}
 }
 
-// relabeled puts the pods of a namespace into the sets to which it came, and takes them out of those that it left.
+// relabeled puts the pods of a namespace into the sets to which it came, and takes them out of
+// those that it left.
 func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
 	delete(x.directory.found, name)
 	var came []*scopePeers
@@ -529,8 +534,8 @@ func (x *Index) Selecting(uid types.UID) map[ruleset.Direction][]ruleset.Origin 
 	return all
 }
 
-// SetNodeAddresses makes these the addresses of this node, which always reach its pods, and the ones of its DNS cache, which its pods
-// always reach at port 53.
+// SetNodeAddresses makes these the addresses of this node, which always reach its pods, and the
+// ones of its DNS cache, which its pods always reach at port 53.
 func (x *Index) SetNodeAddresses(own, dns []netip.Addr) {
 	x.setAddresses(&x.nodeAddress, ruleset.NodeAddresses, own)
 	x.setAddresses(&x.nodeDNS, setNodeDNS, dns)

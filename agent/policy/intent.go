@@ -164,8 +164,8 @@ func (i *intent) report(field string, format string, args ...any) {
 	i.problems = append(i.problems, field+": "+fmt.Sprintf(format, args...))
 }
 
-// selectionOf reads a pair of selectors. A nil selector of namespaces selects the policy's namespace,
-// and a nil selector of pods every pod.
+// selectionOf reads a pair of selectors. A nil selector of namespaces selects the policy's
+// namespace, and a nil selector of pods every pod.
 func selectionOf(namespace string, namespaces, pods *metav1.LabelSelector) (podSelection, error) {
 	s := podSelection{scope: scope{namespace: namespace}}
 	var err error

@@ -11,8 +11,9 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// owner stands for a pod by its namespace and UID in the memberships of sets: an address that belongs to two
-// pods for a moment stays until both are gone, and an address told twice counts once.
+// owner stands for a pod by its namespace and UID in the memberships of sets: an address that
+// belongs to two pods for a moment stays until both are gone, and an address told twice counts
+// once.
 type owner struct{ namespace, uid uint64 }
 
 var ownerSeed = maphash.MakeSeed()
@@ -23,7 +24,8 @@ func ownerOf(pod *Pod) owner {
 
 func hashOf(text string) uint64 { return maphash.String(ownerSeed, text) }
 
-// member is an element of a set with its owner. An address is an endpoint without a protocol and a port.
+// member is an element of a set with its owner. An address is an endpoint without a protocol and a
+// port.
 type member struct {
 	ruleset.Endpoint
 	owner owner
@@ -36,7 +38,8 @@ func compareMembers(a, b member) int {
 	return cmp.Or(cmp.Compare(a.owner.uid, b.owner.uid), cmp.Compare(a.owner.namespace, b.owner.namespace))
 }
 
-// elementKind selects the elements of a peer's set: addresses of a family, or endpoints of a named port.
+// elementKind selects the elements of a peer's set: addresses of a family, or endpoints of a named
+// port.
 type elementKind struct {
 	family ruleset.Family
 	port   portName

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pod has the parts of a pod that policies see. Pods in their node's network and pods that have finished
-// have no network of their own: they are not in any cluster that this package sees. Values are
-// shared; nobody changes them.
+// Pod has the parts of a pod that policies see. Pods in their node's network and pods that have
+// finished have no network of their own: they are not in any cluster that this package sees. Values
+// are shared; nobody changes them.
 type Pod struct {
 	types.NamespacedName
 	UID    types.UID
@@ -24,8 +24,9 @@ type Pod struct {
 	Ports []NamedPort
 }
 
-// NodeNamespace is the namespace in which a Cluster has the nodes: each as a pod of its name, with its labels and the IP addresses of
-// its status. It is not among the namespaces, none of which has such a name.
+// NodeNamespace is the namespace in which a Cluster has the nodes: each as a pod of its name, with
+// its labels and the IP addresses of its status. It is not among the namespaces, none of which has
+// such a name.
 const NodeNamespace = "/nodes"
 
 // NamedPort is a port of a pod by the name that policies may call it.

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// selector is a label selector with its text: selectors that have the same requirements, in labels or in expressions, have the
-// same text. The zero selector matches everything.
+// selector is a label selector with its text: selectors that have the same requirements, in labels
+// or in expressions, have the same text. The zero selector matches everything.
 type selector struct {
 	parsed labels.Selector
 	text   string

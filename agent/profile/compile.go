@@ -50,11 +50,11 @@ const (
 	// EventNotFound (Warning on Pod): the pod or its namespace names a NetworkProfile that does not
 	// exist; the pod runs without it. Do: create the profile, or correct the annotation.
 	EventNotFound = "NetworkProfileNotFound"
-	// EventNotAllowed (Warning on Pod): the NetworkProfile is not for the pod's namespace; the pod runs
-	// without it. Do: choose another, or change the profile's namespaceSelector.
+	// EventNotAllowed (Warning on Pod): the NetworkProfile is not for the pod's namespace; the pod
+	// runs without it. Do: choose another, or change the profile's namespaceSelector.
 	EventNotAllowed = "NetworkProfileNotAllowed"
-	// EventInvalid (Warning on Pod): an annotation, or a value of the NetworkProfile, cannot be read and
-	// is ignored. Do: correct it as the note says.
+	// EventInvalid (Warning on Pod): an annotation, or a value of the NetworkProfile, cannot be read
+	// and is ignored. Do: correct it as the note says.
 	EventInvalid = "InvalidBandwidth"
 	// EventNotEnforced (Warning on Pod): the node cannot enforce a limit of the pod. Do: see
 	// docs/how-to/troubleshooting.md#a-pods-bandwidth-is-not-what-it-should-be.

@@ -76,7 +76,8 @@ type Controller struct {
 	mu sync.Mutex
 	// told has the last problems of each pod that an event told, by the pod's UID.
 	told map[string]string
-	// synced has the pods that need something of the kernel, as it last got all of them; nil where that is not known.
+	// synced has the pods that need something of the kernel, as it last got all of them; nil where
+	// that is not known.
 	synced *[]shaping.Pod
 }
 
@@ -210,8 +211,9 @@ func (c *Controller) Shape(ctx context.Context, container Container) {
 	c.tell(ctx, container.Pod, problems)
 }
 
-// syncAll gives every container its limits and removes all others. The kernel lists all links and queues of the node
-// for that, so where no pod needs anything else than before it is asked after Recheck only.
+// syncAll gives every container its limits and removes all others. The kernel lists all links and
+// queues of the node for that, so where no pod needs anything else than before it is asked after
+// Recheck only.
 func (c *Controller) syncAll(ctx context.Context, all containers) {
 	logger := klog.FromContext(ctx)
 	seen := c.objects()

@@ -19,8 +19,8 @@ type outcomes struct {
 	all map[state.Key]outcome
 }
 
-// outcome has the last failures since the last success: a comparison that leaves a record to be finished does not make up for a
-// failure to finish it.
+// outcome has the last failures since the last success: a comparison that leaves a record to be
+// finished does not make up for a failure to finish it.
 type outcome struct {
 	checked                   time.Time
 	checkFailed, finishFailed error

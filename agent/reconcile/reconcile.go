@@ -33,7 +33,8 @@ type Work struct {
 	Known func(key state.Key) bool
 	// Check compares a record with the kernel and makes the missing pieces; it runs no plugin.
 	Check func(ctx context.Context, key state.Key) error
-	// Finish undoes an ADD and completes a DEL that nobody works on, and has plugins make again what is gone.
+	// Finish undoes an ADD and completes a DEL that nobody works on, and has plugins make again what
+	// is gone.
 	Finish func(ctx context.Context, key state.Key) error
 	// Survey compares all records and has those compared by Check that seem to lack something.
 	Survey func(ctx context.Context) error
@@ -65,8 +66,9 @@ func (r *Reconciler) CheckSoon(key state.Key) { r.checks.Add(key) }
 // CheckLater has a record compared after the wait of a failure.
 func (r *Reconciler) CheckLater(key state.Key) { r.checks.AddRateLimited(key) }
 
-// FinishSoon has a record finished soon or, where that failed, after the wait that is under way: a plugin that fails may change links
-// before, and a change of links has all records compared at once. FinishLater has one finished after the wait of a failure.
+// FinishSoon has a record finished soon or, where that failed, after the wait that is under way: a
+// plugin that fails may change links before, and a change of links has all records compared at
+// once. FinishLater has one finished after the wait of a failure.
 func (r *Reconciler) FinishSoon(key state.Key) {
 	if r.finishes.NumRequeues(key) == 0 {
 		r.finishes.Add(key)

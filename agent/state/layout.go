@@ -22,9 +22,9 @@ import (
 //	containers
 //	  <container ID> NUL <interface name>    Container as JSON
 //
-// A version with other records increments schema. Another version refuses the file and leaves it as it
-// is. A field whose absence means "not known" can be added without that: an older version works as it did
-// before, and drops the field from the records that it writes.
+// A version with other records increments schema. Another version refuses the file and leaves it as
+// it is. A field whose absence means "not known" can be added without that: an older version works
+// as it did before, and drops the field from the records that it writes.
 const (
 	magic  = "berth-agent"
 	schema = "1"
@@ -93,14 +93,16 @@ type Container struct {
 
 // Held is the record of an address at the API.
 type Held struct {
-	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the pod holds the address.
+	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the
+	// pod holds the address.
 	Version uint64 `json:"version,omitempty"`
 	// Since is when the pod got the address.
 	Since time.Time `json:"since,omitzero"`
 	// LastNode had the address last, where nothing has proved that it does not answer for it any more.
 	LastNode    string `json:"lastNode,omitempty"`
 	LastNodeUID string `json:"lastNodeUID,omitempty"`
-	// Failover says that the pod is moved when its node is lost: a node that is cut off does not answer for the address.
+	// Failover says that the pod is moved when its node is lost: a node that is cut off does not
+	// answer for the address.
 	Failover bool `json:"failover,omitempty"`
 	// Newest is the Version by which another node has asserted the address.
 	Newest uint64 `json:"newest,omitempty"`
@@ -141,10 +143,12 @@ type Attachment struct {
 	DefaultRoute []netip.Addr `json:"defaultRoute,omitempty"`
 	// Args is args.cni of the plugins' configurations.
 	Args map[string]json.RawMessage `json:"args,omitempty"`
-	// Result of the network's plugins; empty until they have ended, and while they have yet to make the interface again.
+	// Result of the network's plugins; empty until they have ended, and while they have yet to make
+	// the interface again.
 	Result json.RawMessage `json:"result,omitempty"`
-	// Link is the index of the interface in the container, where plugins alone made it and it was seen there; 0 where it was not,
-	// since some plugins make none, and once the pod was told that it is gone.
+	// Link is the index of the interface in the container, where plugins alone made it and it was seen
+	// there; 0 where it was not, since some plugins make none, and once the pod was told that it is
+	// gone.
 	Link int `json:"link,omitempty"`
 	// Remaking says that the interface was gone, and that its plugins have not made it again since.
 	Remaking bool `json:"remaking,omitempty"`

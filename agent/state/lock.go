@@ -34,7 +34,8 @@ func Lock(path string) (unlock func() error, err error) {
 	return file.Close, nil
 }
 
-// CertificateFileBeside returns the path of the file that keeps the agent's key and certificate beside a state file.
+// CertificateFileBeside returns the path of the file that keeps the agent's key and certificate
+// beside a state file.
 func CertificateFileBeside(path string) string {
 	return filepath.Join(filepath.Dir(path), "certificate.pem")
 }

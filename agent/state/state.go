@@ -31,8 +31,8 @@ var (
 	ErrLocked = errors.New("state file in use")
 )
 
-// Store is the open file. Safe for concurrent use. It reads from memory; a method that changes a record
-// returns when the file has the change.
+// Store is the open file. Safe for concurrent use. It reads from memory; a method that changes a
+// record returns when the file has the change.
 type Store struct {
 	db *bbolt.DB
 	// writing is held during a change, so that each one starts from the one before. bbolt, too, makes
@@ -243,8 +243,8 @@ func (s *Store) put(c *Container) error {
 	return nil
 }
 
-// Change writes the records that decide returns, all of them or none. decide gets copies of all records,
-// and no other change comes between. It computes only, and its error is returned as it is.
+// Change writes the records that decide returns, all of them or none. decide gets copies of all
+// records, and no other change comes between. It computes only, and its error is returned as it is.
 func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -23,8 +23,8 @@ const (
 	MaxRequestBytes = relay.MaxBytes
 )
 
-// Names of plugins, networks and capabilities in CNI configurations. ShimType, IPAMType and OverlayType
-// are programs in /opt/cni/bin.
+// Names of plugins, networks and capabilities in CNI configurations. ShimType, IPAMType and
+// OverlayType are programs in /opt/cni/bin.
 const (
 	// ShimType is the CNI plugin that the runtime calls.
 	ShimType = "berth-cni"
@@ -120,8 +120,8 @@ type Address struct {
 	Gateway netip.Addr `json:"gateway"`
 	// VLAN is the tag on the uplink; 0 is untagged.
 	VLAN int `json:"vlan,omitempty"`
-	// Routed says that routers lead packets for the address to its node, which answers nobody for it. It has neither a gateway
-	// nor a VLAN.
+	// Routed says that routers lead packets for the address to its node, which answers nobody for it.
+	// It has neither a gateway nor a VLAN.
 	Routed bool `json:"routed,omitempty"`
 }
 

@@ -16,10 +16,11 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// Defend has exactly these targets defended from now on: claims of other hosts are heard, in any ARP packet with an address as its
-// sender, or in a neighbour advertisement with the flag "override". A claim proves nothing: where an address moves, its new
-// node claims it. Hosts that probe for an address, such as DHCP clients, get an answer where the node answers for it by proxy: the kernel answers no
-// probes by proxy.
+// Defend has exactly these targets defended from now on: claims of other hosts are heard, in any
+// ARP packet with an address as its sender, or in a neighbour advertisement with the flag
+// "override". A claim proves nothing: where an address moves, its new node claims it. Hosts that
+// probe for an address, such as DHCP clients, get an answer where the node answers for it by proxy:
+// the kernel answers no probes by proxy.
 func (a *Asker) Defend(targets []Target) error {
 	a.defended.Store(&targets)
 	var errs []error
@@ -59,13 +60,13 @@ func (a *Asker) target(addr netip.Addr) (t Target, ok bool) {
 }
 
 // agentMark is in the field of an agent's probe that has no meaning in a request, the target's MAC
-// address. Nodes do not answer such probes: an address that moves to the agent's node must not be in
-// conflict because its former node still carries it.
+// address. Nodes do not answer such probes: an address that moves to the agent's node must not be
+// in conflict because its former node still carries it.
 func agentMark() net.HardwareAddr { return net.HardwareAddr{0x02, 'b', 'e', 'r', 't', 'h'} }
 
-// respond answers a host's probe for a target that the node answers for, as Linux answers one for its
-// own addresses. The kernel is asked each time, so that nobody hears of an address that was just
-// withdrawn.
+// respond answers a host's probe for a target that the node answers for, as Linux answers one for
+// its own addresses. The kernel is asked each time, so that nobody hears of an address that was
+// just withdrawn.
 func (a *Asker) respond(s *segment, f []byte) {
 	probe, _, ok := frame.ParseARP(f)
 	if !s.is4 || !ok || probe.Operation != frame.ARPRequest || !probe.Sender.IsUnspecified() || bytes.Equal(probe.TargetMAC, agentMark()) {

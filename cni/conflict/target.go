@@ -39,8 +39,8 @@ func (c Conflict) String() string {
 	return fmt.Sprintf("%s is in use by the host with MAC %s on %s", c.Address, c.MAC, c.Link)
 }
 
-// Answer is a host's answer for an address, with its MAC. Owner: it has the address itself; proxies answer no probes by IPv4, and by
-// IPv6 without the flag "override".
+// Answer is a host's answer for an address, with its MAC. Owner: it has the address itself; proxies
+// answer no probes by IPv4, and by IPv6 without the flag "override".
 type Answer struct {
 	Address netip.Addr
 	MAC     net.HardwareAddr
@@ -54,7 +54,8 @@ type segment struct {
 	conn *packet.Conn
 }
 
-// ethernet returns a link, nil for one that is no Ethernet. Package net would list the links of all pods.
+// ethernet returns a link, nil for one that is no Ethernet. Package net would list the links of all
+// pods.
 func ethernet(index int) (*net.Interface, error) {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -87,7 +88,8 @@ func (s *segment) send(f []byte) error {
 	return nil
 }
 
-// repliesPass lets ARP replies to a MAC pass a filter: each node announces its pods to all, and no question is answered so.
+// repliesPass lets ARP replies to a MAC pass a filter: each node announces its pods to all, and no
+// question is answered so.
 func repliesPass(mac net.HardwareAddr, pass bpf.Instruction) []bpf.Instruction {
 	const arpOperation = 14 + 6
 	return []bpf.Instruction{
@@ -101,7 +103,8 @@ func repliesPass(mac net.HardwareAddr, pass bpf.Instruction) []bpf.Instruction {
 	}
 }
 
-// answer reads an answer. ok is false for frames of this link itself and for frames that prove nothing.
+// answer reads an answer. ok is false for frames of this link itself and for frames that prove
+// nothing.
 func (s *segment) answer(f []byte) (answer Answer, ok bool) {
 	if !s.is4 {
 		a, ok := frame.ParseAdvertisement(f)
@@ -110,6 +113,7 @@ func (s *segment) answer(f []byte) (answer Answer, ok bool) {
 	// Announcements go to all. Nodes of Berth repeat theirs, maybe a moment too long.
 	a, to, ok := frame.ParseARP(f)
 	ok = ok && a.Operation == frame.ARPReply && bytes.Equal(to, s.link.HardwareAddr) && !bytes.Equal(a.SenderMAC, s.link.HardwareAddr)
-	// A reply has the address of the host that asked as its target (RFC 826), and a probe has none (RFC 5227, section 2.1.1).
+	// A reply has the address of the host that asked as its target (RFC 826), and a probe has none
+	// (RFC 5227, section 2.1.1).
 	return Answer{a.Sender, a.SenderMAC, ok && (a.Target.IsUnspecified() || a.Target == a.Sender)}, ok
 }

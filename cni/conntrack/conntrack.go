@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package conntrack lists connections as the kernel tracks them, ends them, and tells the kernel of
-// connections that began before it tracked any, in the network namespace of the calling thread. It lists connections of the kernel's
-// zone 0 only: a connection in another zone belongs to the program that gave it the zone.
+// connections that began before it tracked any, in the network namespace of the calling thread. It
+// lists connections of the kernel's zone 0 only: a connection in another zone belongs to the
+// program that gave it the zone.
 //
-// The kernel treats the packets of a connection as it did the first one. So a connection ends when that is not right any more:
+// The kernel treats the packets of a connection as it did the first one. So a connection ends when
+// that is not right any more:
 //
 //   - all of an address, when the address gets its next pod ([EndOf]);
-//   - to a port of the node, when the port leads to another pod or to none ([EndWhere], by package hostport);
-//   - of a pod to what is outside the cluster, when the pod is to leave with another address ([EndWhere], by package egress);
-//   - whose first packet network policies forbid, which is marked and not forgotten ([SetMark], by package agent/policy/connections).
+//   - to a port of the node, when the port leads to another pod or to none ([EndWhere], by package
+//     hostport);
+//   - of a pod to what is outside the cluster, when the pod is to leave with another address
+//     ([EndWhere], by package egress);
+//   - whose first packet network policies forbid, which is marked and not forgotten ([SetMark], by
+//     package agent/policy/connections).
 package conntrack
 
 import (
@@ -37,8 +42,8 @@ type Flow struct {
 	Original, Reply Tuple
 	// Mark is the connection mark, of which several programs share the bits.
 	Mark uint32
-	// PickedUp says of a TCP connection that the kernel did not see it begin: the first packet that it saw was one of
-	// the middle, of either side, or Adopt told it of the connection.
+	// PickedUp says of a TCP connection that the kernel did not see it begin: the first packet that it
+	// saw was one of the middle, of either side, or Adopt told it of the connection.
 	PickedUp bool
 
 	// tuple and id are the kernel's name for it.
@@ -54,8 +59,9 @@ const attempts = 5
 // Both are the families of addresses.
 var Both = []int{unix.AF_INET, unix.AF_INET6}
 
-// List yields the connections of families, AF_INET or AF_INET6, until yield returns false. One
-// may come twice where the kernel's table changes meanwhile. It holds none, as there may be a million; flows are valid for good.
+// List yields the connections of families, AF_INET or AF_INET6, until yield returns false. One may
+// come twice where the kernel's table changes meanwhile. It holds none, as there may be a million;
+// flows are valid for good.
 func List(families []int, yield func(*Flow) bool) error {
 	var errs []error
 	more := true
@@ -135,7 +141,8 @@ func EndWhere(families []int, which func(*Flow) bool) error {
 // markMask is CTA_MARK_MASK of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h.
 const markMask = 21
 
-// SetMark sets the bits of a mask in the mark of a connection, which may be gone, and leaves the other bits.
+// SetMark sets the bits of a mask in the mark of a connection, which may be gone, and leaves the
+// other bits.
 func SetMark(f *Flow, mark, mask uint32) error {
 	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
@@ -147,16 +154,16 @@ func SetMark(f *Flow, mark, mask uint32) error {
 	return nil
 }
 
-// Of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h: CTA_FILTER and its parts, which Linux has
-// since 5.8 and others ignore.
+// Of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h: CTA_FILTER and its parts, which Linux
+// has since 5.8 and others ignore.
 const (
 	filter                      = 25
 	filterOriginal, filterReply = 1, 2
 	filterSource                = 1 << 0
 )
 
-// EndOf ends the connections that addresses began or that lead to them, behind any translation: they are of the last pods that had
-// the addresses.
+// EndOf ends the connections that addresses began or that lead to them, behind any translation:
+// they are of the last pods that had the addresses.
 func EndOf(addrs []netip.Addr) error {
 	for _, a := range addrs {
 		if err := endOf(a); err != nil {
@@ -232,7 +239,8 @@ func parse(m []byte) (f *Flow, zone uint16, err error) {
 	return f, zone, err
 }
 
-// isPickedUp reads whether the kernel did not see a connection begin: then it knows no window, and is liberal.
+// isPickedUp reads whether the kernel did not see a connection begin: then it knows no window, and
+// is liberal.
 func isPickedUp(b []byte) (is bool, err error) {
 	err = rtnl.Attributes(b, func(kind int, value []byte) error {
 		if kind != nl.CTA_PROTOINFO_TCP {
@@ -285,8 +293,8 @@ func parseTuple(b []byte) (protocol byte, t Tuple, err error) {
 	return protocol, Tuple{netip.AddrPortFrom(source, sourcePort), netip.AddrPortFrom(destination, destinationPort)}, err
 }
 
-// The times after which the kernel forgets a connection that Adopt told it of and that sends nothing. The
-// first packet begins the kernel's own.
+// The times after which the kernel forgets a connection that Adopt told it of and that sends
+// nothing. The first packet begins the kernel's own.
 const (
 	adoptedTCP   = 24 * time.Hour
 	adoptedOther = 2 * time.Minute

@@ -133,9 +133,10 @@ func (c *Config) Result(addrs []api.Address) (*current.Result, error) {
 	return result, nil
 }
 
-// routes returns the routes of a family: the configuration's, or the default route by the first gateway. A gateway that is on
-// the link, but in no subnet of it, has a route of its own before them. Plugins give a gateway of ips to each route without one,
-// and would to this route: ips has none of the family then.
+// routes returns the routes of a family: the configuration's, or the default route by the first
+// gateway. A gateway that is on the link, but in no subnet of it, has a route of its own before
+// them. Plugins give a gateway of ips to each route without one, and would to this route: ips has
+// none of the family then.
 func (c *Config) routes(addrs []api.Address, is4 bool, ips []*current.IPConfig) (routes []*types.Route) {
 	for _, r := range c.IPAM.Routes {
 		if (r.Dst.IP.To4() != nil) == is4 {

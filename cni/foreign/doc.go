@@ -16,11 +16,11 @@
 //	all others (macvlan,      the interface itself, in the container's network namespace
 //	ipvlan, host-device, …)
 //
-// Close, which is for a while, does that to ports of bridges alone: a container would lose its routes with its own link, and
-// nobody answers for addresses that the node routes.
+// Close, which is for a while, does that to ports of bridges alone: a container would lose its
+// routes with its own link, and nobody answers for addresses that the node routes.
 //
-// The interface keeps its addresses and its name, so that the DEL of its plugin finds everything that it
-// made, and Restore can put it up again.
+// The interface keeps its addresses and its name, so that the DEL of its plugin finds everything
+// that it made, and Restore can put it up again.
 //
 // # Links that a container changes
 // A container with CAP_NET_ADMIN may rename and move its links, and choose their indices. So the

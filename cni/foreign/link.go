@@ -53,8 +53,9 @@ func (i Interface) open() (ns.NetNS, error) {
 	return nil, errors.Join(err, netns.Close())
 }
 
-// Links returns the indices, by name, of the links in a container's network namespace that the kernel can lose: all but devices, which
-// programs move out on purpose, as for a virtual machine. It returns nil where the namespace is gone.
+// Links returns the indices, by name, of the links in a container's network namespace that the
+// kernel can lose: all but devices, which programs move out on purpose, as for a virtual machine.
+// It returns nil where the namespace is gone.
 func Links(path string) (map[string]int, error) {
 	netns, err := Interface{NetNS: path}.open()
 	if err != nil || netns == nil {
@@ -209,12 +210,13 @@ func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
 	return ends, nil
 }
 
-// ErrCannotClose is returned by Close for an interface that it could silence only by taking it down in the container, which
-// would lose its routes.
+// ErrCannotClose is returned by Close for an interface that it could silence only by taking it down
+// in the container, which would lose its routes.
 var ErrCannotClose = errors.New("interface of another project's plugin cannot be kept silent")
 
-// Close takes down the ports of bridges that lead to the container, until Restore. It does nothing to a veth that is no
-// port: the network leads the packets to the node, and nobody answers for the addresses.
+// Close takes down the ports of bridges that lead to the container, until Restore. It does nothing
+// to a veth that is no port: the network leads the packets to the node, and nobody answers for the
+// addresses.
 func (i Interface) Close() error {
 	hosts, inside, err := i.ends()
 	if err != nil {
@@ -242,7 +244,8 @@ func (i Interface) CheckOpen() error {
 	return errors.Join(errs...)
 }
 
-// ends returns the node's ends of the interface, and its links in the container without such an end.
+// ends returns the node's ends of the interface, and its links in the container without such an
+// end.
 func (i Interface) ends() (hosts []netlink.Link, inside []insideLink, err error) {
 	netns, err := i.open()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Datagram is a UDP datagram to all hosts of a segment (255.255.255.255), from and to one port. Source may be
-// 0.0.0.0.
+// Datagram is a UDP datagram to all hosts of a segment (255.255.255.255), from and to one port.
+// Source may be 0.0.0.0.
 type Datagram struct {
 	SourceMAC net.HardwareAddr
 	Source    netip.Addr
@@ -59,8 +59,9 @@ func (d Datagram) ToAll() []byte {
 	return f
 }
 
-// ParseDatagram reads a frame; ok is false for every other frame, also for one with IP options, which ToAll never
-// makes. The checksum of UDP is not read: a link that computes checksums later leaves it open. Payload is part of f.
+// ParseDatagram reads a frame; ok is false for every other frame, also for one with IP options,
+// which ToAll never makes. The checksum of UDP is not read: a link that computes checksums later
+// leaves it open. Payload is part of f.
 func ParseDatagram(f []byte) (d Datagram, ok bool) {
 	if len(f) < payload || binary.BigEndian.Uint16(f[12:]) != unix.ETH_P_IP {
 		return Datagram{}, false

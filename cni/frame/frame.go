@@ -68,8 +68,8 @@ func ParseARP(f []byte) (a ARP, destination net.HardwareAddr, ok bool) {
 
 func clone(mac []byte) net.HardwareAddr { return append(net.HardwareAddr(nil), mac...) }
 
-// Types of ICMPv6 messages, and the flags of an advertisement by a router, and of one that replaces a MAC
-// address its receivers know.
+// Types of ICMPv6 messages, and the flags of an advertisement by a router, and of one that replaces
+// a MAC address its receivers know.
 const (
 	NeighborSolicitation  = 135
 	NeighborAdvertisement = 136
@@ -106,8 +106,8 @@ func checksum6(src, dst [16]byte, message []byte) uint16 {
 	return checksum(uint32(len(message))+unix.IPPROTO_ICMPV6, src[:], dst[:], message)
 }
 
-// checksum returns the Internet checksum (RFC 1071) over parts and a sum of others. Only the last part may
-// have an odd length.
+// checksum returns the Internet checksum (RFC 1071) over parts and a sum of others. Only the last
+// part may have an odd length.
 func checksum(sum uint32, parts ...[]byte) uint16 {
 	for _, b := range parts {
 		for ; len(b) > 1; b = b[2:] {
@@ -134,8 +134,8 @@ func DuplicateProbe(mac net.HardwareAddr, target netip.Addr) []byte {
 	return ICMPv6(mac, groupMAC, netip.IPv6Unspecified(), netip.AddrFrom16(group), message)
 }
 
-// Solicitation returns the neighbour solicitation by which a node asks one host, whose MAC it knows, whether it still has an
-// address (RFC 4861, section 7.3.3). source is the node's own.
+// Solicitation returns the neighbour solicitation by which a node asks one host, whose MAC it
+// knows, whether it still has an address (RFC 4861, section 7.3.3). source is the node's own.
 func Solicitation(mac, to net.HardwareAddr, source, target netip.Addr) []byte {
 	tgt := target.As16()
 	message := append([]byte{NeighborSolicitation, 0, 0, 0, 0, 0, 0, 0}, tgt[:]...)

@@ -72,8 +72,8 @@ func setOf(all []forward) map[forward]bool {
 	return set
 }
 
-// and returns the changes and later ones, without those that are undone where the node now has the given
-// forwards.
+// and returns the changes and later ones, without those that are undone where the node now has the
+// given forwards.
 func (c changes) and(later changes, forwarded map[forward]bool) changes {
 	sum := changes{map[forward]bool{}, map[forward]bool{}}
 	for _, one := range []changes{c, later} {
@@ -104,9 +104,9 @@ type nodePort struct {
 	number   uint16
 }
 
-// stale matches the connections, as the kernel tracks them, that have not gone with changes.
-// The kernel would lead their packets where the first one went. Clients of TCP and SCTP learn that their connection
-// is gone; UDP begins anew.
+// stale matches the connections, as the kernel tracks them, that have not gone with changes. The
+// kernel would lead their packets where the first one went. Clients of TCP and SCTP learn that
+// their connection is gone; UDP begins anew.
 type stale struct {
 	began, ended map[nodePort][]forward
 	// local are the addresses of the node.

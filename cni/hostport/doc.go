@@ -35,8 +35,8 @@
 // setting is made and as long as the setting is. IPv6 has no such setting, and always drops
 // such packets; there a route "local ::1 dev LINK" with protocol 98 lets the replies in.
 //
-// Every change is one transaction: no connection meets half of it. Connections that began before go on
-// where they went, until [Forwarder.EndConnections].
+// Every change is one transaction: no connection meets half of it. Connections that began before go
+// on where they went, until [Forwarder.EndConnections].
 //
 // # Caveats
 //

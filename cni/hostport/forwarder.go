@@ -24,9 +24,9 @@ type Forwarder struct {
 	changed changes
 }
 
-// Apply makes the node forward the ports of mappings and no others, in one transaction. It returns true
-// where something else was there. Without mappings it leaves nothing behind. Connections that lead
-// elsewhere go on until EndConnections.
+// Apply makes the node forward the ports of mappings and no others, in one transaction. It returns
+// true where something else was there. Without mappings it leaves nothing behind. Connections that
+// lead elsewhere go on until EndConnections.
 func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,9 +69,10 @@ func (f *Forwarder) note(had, want content) {
 	f.changed = f.changed.and(c, now)
 }
 
-// EndConnections ends the connections that lead elsewhere than the node forwards since the last Apply. It
-// reads the kernel's connections once for all changes since its last success: there may be a million, and
-// no other method waits for it. After a failure the next call ends the same connections.
+// EndConnections ends the connections that lead elsewhere than the node forwards since the last
+// Apply. It reads the kernel's connections once for all changes since its last success: there may
+// be a million, and no other method waits for it. After a failure the next call ends the same
+// connections.
 func (f *Forwarder) EndConnections() error {
 	return f.endConnections(conntrack.EndWhere)
 }

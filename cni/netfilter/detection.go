@@ -55,7 +55,8 @@ type feature struct {
 // transaction: nobody ever sees it.
 const probeTable = TableName + "-probe"
 
-// guarded are interfaces that speak to the network themselves, and that a guard keeps to their addresses.
+// guarded are interfaces that speak to the network themselves, and that a guard keeps to their
+// addresses.
 const guarded = "interfaces of berth-sriov and of berth-vlan's modes bridge, macvlan and ipvlan l2 (Linux 5.16 or newer)"
 
 func features() []feature {

@@ -58,12 +58,13 @@
 //	  chain mark (input):
 //	    interface . target in asked        set ArrivalMark
 //
-// By the marks routing rules know the packets; see package wire. A pod cannot send from the address of another, and a server that a pod calls
-// through a Service sees the pod's own address: kube-proxy masquerades such connections in
-// some modes, and the first source NAT of a connection counts. Answers to and from a pod that talks
-// to others past the node (package vlan) would not come to the node, which must translate them back.
-// So the server sees the node where such a pod calls a NodePort of its node, and where the node
-// leads a connection to such a pod as the endpoint of a Service.
+// By the marks routing rules know the packets; see package wire. A pod cannot send from the address
+// of another, and a server that a pod calls through a Service sees the pod's own address:
+// kube-proxy masquerades such connections in some modes, and the first source NAT of a connection
+// counts. Answers to and from a pod that talks to others past the node (package vlan) would not
+// come to the node, which must translate them back. So the server sees the node where such a pod
+// calls a NodePort of its node, and where the node leads a connection to such a pod as the endpoint
+// of a Service.
 //
 // The table is complete from its first moment: Allow makes it in one transaction with all
 // sources that it gets.
@@ -95,7 +96,7 @@
 // Repair, and go with the last pod. A table that its owner locked stays as it is. The kernel's
 // older iptables (iptables-legacy) cannot be reached by nftables.
 //
-// Firewalld refuses unknown packets in chains that its base chain leads to, by zone, and mostly locks
-// its table. No rule of ours belongs there: a zone may be closed on purpose. [Firewall] finds chains
-// that refuse all packets of pods, and names the thing to do.
+// Firewalld refuses unknown packets in chains that its base chain leads to, by zone, and mostly
+// locks its table. No rule of ours belongs there: a zone may be closed on purpose. [Firewall] finds
+// chains that refuse all packets of pods, and names the thing to do.
 package netfilter

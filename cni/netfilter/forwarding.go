@@ -17,7 +17,8 @@ import (
 // Comments of the rules in forward chains of other programs.
 const fromPods, toPods = "berth: packets from pods", "berth: packets to pods"
 
-// forwardRules are the rules, as iptables writes "-i bth+ -j ACCEPT", so that its programs can list and save them.
+// forwardRules are the rules, as iptables writes "-i bth+ -j ACCEPT", so that its programs can list
+// and save them.
 func forwardRules() []nftables.Rule {
 	return []nftables.Rule{
 		nftables.PlainRule(fromPods, nftables.IIFName.Is([]byte(LinkPrefix)...), nftables.Counter, nftables.Accept),
@@ -79,8 +80,9 @@ func (f forwardChain) whole() bool {
 	return len(f.ours) == len(forwardRules()) && len(f.misplaced) == 0
 }
 
-// replace replaces our rules in one chain, which may be gone by now: none removes them. They come behind the rules of the chain's owner, so
-// that these decide first, and in front of a last rule that drops the rest.
+// replace replaces our rules in one chain, which may be gone by now: none removes them. They come
+// behind the rules of the chain's owner, so that these decide first, and in front of a last rule
+// that drops the rest.
 func (f forwardChain) replace(rules ...nftables.Rule) error {
 	var tx nftables.Transaction
 	for _, r := range slices.Concat(f.ours, f.misplaced) {

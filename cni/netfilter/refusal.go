@@ -32,7 +32,8 @@ const podLink = LinkPrefix + "0"
 // safe in parallel.
 type Firewall struct {
 	mu sync.Mutex
-	// at, uplink and answer are of the last look; at is the zero Moment where the kernel does not tell.
+	// at, uplink and answer are of the last look; at is the zero Moment where the kernel does not
+	// tell.
 	at     nftables.Moment
 	uplink string
 	answer error
@@ -85,8 +86,9 @@ func checkRefused(uplink string) error {
 	return nil
 }
 
-// choosesZone returns which chains of a table choose a zone, where it is firewalld's. Where a cluster runs beside it, pods and nodes
-// are sources of the zone trusted; so a source that a zone has says nothing of the hosts that shall reach floating IPs.
+// choosesZone returns which chains of a table choose a zone, where it is firewalld's. Where a
+// cluster runs beside it, pods and nodes are sources of the zone trusted; so a source that a zone
+// has says nothing of the hosts that shall reach floating IPs.
 func choosesZone(table nftables.Table) func(chain string) bool {
 	return func(chain string) bool {
 		return table.Name == firewalldTable && strings.HasPrefix(chain, "filter_FORWARD")

@@ -22,11 +22,12 @@ const (
 )
 
 // Mark and ArrivalMark are values of the two bits MarkMask of the firewall mark (skb->mark). While
-// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark, also for pods of
-// other nodes that this one chose as endpoints of a Service.
-// Package egress has values with two more bits, 0x20 and 0x40, for ordinary pods: its rules come before those for Mark and ArrivalMark.
-// Routing rules match them: a change of the values must take over the rules of earlier versions. No
-// value or mask of the programs that we know sets bit 0x1000 alone or with 0x10:
+// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark,
+// also for pods of other nodes that this one chose as endpoints of a Service. Package egress has
+// values with two more bits, 0x20 and 0x40, for ordinary pods: its rules come before those for Mark
+// and ArrivalMark. Routing rules match them: a change of the values must take over the rules of
+// earlier versions. No value or mask of the programs that we know sets bit 0x1000 alone or with
+// 0x10:
 //
 //	wg-quick            51820 = 0xca6c, and upward for further tunnels
 //	kube-proxy          0x4000, 0x8000
@@ -60,8 +61,8 @@ const refusedCounter = "refused_neighbours"
 // inetTable and arpTable are the tables. The second is for ARP requests.
 var inetTable, arpTable = newTables()
 
-// arrival is the key of a link and an IPv4 address to which packets come by it. IPv6 has no reverse path
-// filter in the kernel.
+// arrival is the key of a link and an IPv4 address to which packets come by it. IPv6 has no reverse
+// path filter in the kernel.
 var arrival = []nftables.Type{nftables.IfName, nftables.IPv4Addr}
 
 func newTables() (inet, arp *nftables.Table) {
@@ -105,8 +106,9 @@ func newTables() (inet, arp *nftables.Table) {
 
 var fromPod = nftables.In(linksSet, nftables.IIFName)
 
-// SourceRulesIPv6 returns the rules, for packets that from matches, which come before the check of a pod's sources: a pod finds
-// its neighbours, and nothing else comes from an address that no policy knows.
+// SourceRulesIPv6 returns the rules, for packets that from matches, which come before the check of
+// a pod's sources: a pod finds its neighbours, and nothing else comes from an address that no
+// policy knows.
 func SourceRulesIPv6(from nftables.Statement) []nftables.Rule {
 	v6 := from.Then(nftables.V6.Is)
 	return []nftables.Rule{
@@ -142,13 +144,13 @@ func secludedRules() []nftables.Rule {
 	return all
 }
 
-// secludedForwardRules let hosts of a VLAN reach the node's pods alone through links that Berth made
-// there: IPv6 forwards on all links, and IPv4 on those on which the node answers for pods. Packets
-// that stay on a bridge come here, too, where the kernel has br_netfilter.
+// secludedForwardRules let hosts of a VLAN reach the node's pods alone through links that Berth
+// made there: IPv6 forwards on all links, and IPv4 on those on which the node answers for pods.
+// Packets that stay on a bridge come here, too, where the kernel has br_netfilter.
 //
-// By the link of a pod that talks to others past the node, the node forwards only answers of the pod and
-// connections whose destination it translates, as to a NodePort. Everything else has to go by the pod's own
-// network, whose gateway may be a firewall.
+// By the link of a pod that talks to others past the node, the node forwards only answers of the
+// pod and connections whose destination it translates, as to a NodePort. Everything else has to go
+// by the pod's own network, whose gateway may be a firewall.
 func secludedForwardRules() []nftables.Rule {
 	past := nftables.In(pastSet, nftables.IIFName)
 	all := []nftables.Rule{
@@ -168,10 +170,11 @@ func secludedForwardRules() []nftables.Rule {
 	return all
 }
 
-// The kernel has one table of neighbours for all networks of a family and all network namespaces, by default of
-// 1,024 (net.ipv4.neigh.default.gc_thresh3). It keeps a neighbour that does not answer for at least three seconds,
-// and takes no new ones while the table is full. So pods may have the node look for newNeighbours in a second, and
-// keep looking for mostTried: less than half of the table.
+// The kernel has one table of neighbours for all networks of a family and all network namespaces,
+// by default of 1,024 (net.ipv4.neigh.default.gc_thresh3). It keeps a neighbour that does not
+// answer for at least three seconds, and takes no new ones while the table is full. So pods may
+// have the node look for newNeighbours in a second, and keep looking for mostTried: less than half
+// of the table.
 const (
 	newNeighbours, mostTried                 = 64, 256
 	rememberAnswer, rememberTry, rememberHop = 10 * time.Minute, time.Minute, 10 * time.Second
@@ -179,9 +182,9 @@ const (
 	afterFilters = 10
 )
 
-// neighbourRules limit how many neighbours that do not answer pods have the node look for. Packets to hosts of the
-// networks that the node is on have their destination as the next hop, all others a router: the set of next hops tells,
-// because a rule can compare a packet with a set only.
+// neighbourRules limit how many neighbours that do not answer pods have the node look for. Packets
+// to hosts of the networks that the node is on have their destination as the next hop, all others a
+// router: the set of next hops tells, because a rule can compare a packet with a set only.
 func neighbourRules() (all []nftables.Rule) {
 	toPod := nftables.In(linksSet, nftables.OIFName)
 	for _, ip := range nftables.IPs {
@@ -204,8 +207,8 @@ func neighbourRules() (all []nftables.Rule) {
 	return all
 }
 
-// RefusedNeighbours returns how many packets of pods were dropped because they would have had the node look for too
-// many neighbours, since the table was made.
+// RefusedNeighbours returns how many packets of pods were dropped because they would have had the
+// node look for too many neighbours, since the table was made.
 func RefusedNeighbours() (uint64, error) { return inetTable.Counted(refusedCounter) }
 
 func markRules() []nftables.Rule {

@@ -36,7 +36,8 @@ type Source struct {
 	// Uplink is the link on which the node answers for the address, and by which packets to it
 	// arrive; Revoke and Sources do without.
 	Uplink string
-	// Routed says that routers lead to the address, so that nobody is asked for it on Uplink; Revoke and Sources do without.
+	// Routed says that routers lead to the address, so that nobody is asked for it on Uplink; Revoke
+	// and Sources do without.
 	Routed bool
 	// Past says that the pod talks to others than the node past the node. Revoke and Sources do
 	// without.

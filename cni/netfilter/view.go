@@ -8,10 +8,10 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// view keeps the table as a Check or an Allow read it, for later ones: an agent compares all of its pods one
-// after another, and each would list the elements of all; and it makes the networks of many pods one after another,
-// and each would list all rules. The kernel numbers the transactions of a network namespace, so a view with the number
-// of the last one is still current.
+// view keeps the table as a Check or an Allow read it, for later ones: an agent compares all of its
+// pods one after another, and each would list the elements of all; and it makes the networks of
+// many pods one after another, and each would list all rules. The kernel numbers the transactions
+// of a network namespace, so a view with the number of the last one is still current.
 type view struct {
 	at nftables.Moment
 	// broken says how the tables are wrong, and forwarded how other programs' chains are.
@@ -61,7 +61,8 @@ func (v *viewer) has(e element) (bool, error) {
 	return known[string(e.key)], nil
 }
 
-// added has later calls use the view with the elements of sources, which the first transaction since the view added.
+// added has later calls use the view with the elements of sources, which the first transaction
+// since the view added.
 func (v *viewer) added(sources []Source, now nftables.Moment) {
 	for _, s := range sources {
 		for _, e := range elements(s) {

@@ -10,7 +10,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// maxAttribute is how many bytes an attribute has room for. A longer one says a wrong length, and Transaction refuses it.
+// maxAttribute is how many bytes an attribute has room for. A longer one says a wrong length, and
+// Transaction refuses it.
 const maxAttribute = 1<<16 - 1
 
 // attribute returns a netlink attribute, which has the data one after another.

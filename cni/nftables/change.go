@@ -27,12 +27,13 @@ type Change struct {
 	Gone Gone
 	// Kept are sets whose elements others own. They are made where they are missing.
 	Kept []*Set
-	// anew replaces the table by Made and Chains, in one transaction; table makes it where it is missing.
+	// anew replaces the table by Made and Chains, in one transaction; table makes it where it is
+	// missing.
 	anew, table bool
 }
 
-// ChainChange is a chain with the rules that it gets. Exists says that the kernel has the chain, and Moves that it
-// has it at another hook.
+// ChainChange is a chain with the rules that it gets. Exists says that the kernel has the chain,
+// and Moves that it has it at another hook.
 type ChainChange struct {
 	*Chain
 	Exists, Moves bool

@@ -10,14 +10,16 @@ import (
 	"slices"
 )
 
-// ErrDiffers is returned, with the first object that differs, where the kernel's table is not the wanted one.
+// ErrDiffers is returned, with the first object that differs, where the kernel's table is not the
+// wanted one.
 var ErrDiffers = errors.New("nftables is not as it must be")
 
 func (t *Table) differs(format string, args ...any) error {
 	return fmt.Errorf("%w: table %s: %s", ErrDiffers, t.Name, fmt.Sprintf(format, args...))
 }
 
-// Check returns ErrDiffers where the kernel's table lacks something, or has other rules or elements, or more.
+// Check returns ErrDiffers where the kernel's table lacks something, or has other rules or
+// elements, or more.
 func (t *Table) Check() error {
 	if err := t.CheckStructure(); err != nil {
 		return err
@@ -92,7 +94,8 @@ func (t *Table) compareChains(have []*Chain) error {
 	return nil
 }
 
-// sameBase returns whether two chains are run at the same place. The kernel does not tell the device everywhere.
+// sameBase returns whether two chains are run at the same place. The kernel does not tell the
+// device everywhere.
 func (c *Chain) sameBase(have *Chain) bool {
 	if c.Base == nil || have.Base == nil {
 		return c.Base == nil && have.Base == nil
@@ -102,8 +105,8 @@ func (c *Chain) sameBase(have *Chain) bool {
 	return want == is
 }
 
-// sameRules returns whether the kernel has the chain's rules, with their comments: these do not tell alone, since
-// others can write them.
+// sameRules returns whether the kernel has the chain's rules, with their comments: these do not
+// tell alone, since others can write them.
 func (c *Chain) sameRules(have []KernelRule) bool {
 	if c.Rules != nil {
 		for want := range c.Rules {
@@ -199,8 +202,8 @@ func (e Element) isFirstEnd() bool {
 	return e.End && !slices.ContainsFunc(e.Key, func(b byte) bool { return b != 0 })
 }
 
-// CheckRules returns ErrDiffers where the kernel lacks one of the table's chains or it does something else, or where
-// the table is switched off. Other chains may be there.
+// CheckRules returns ErrDiffers where the kernel lacks one of the table's chains or it does
+// something else, or where the table is switched off. Other chains may be there.
 func (t *Table) CheckRules() error {
 	have, err := t.Contents()
 	if err != nil {

@@ -19,13 +19,16 @@
 //
 // # How the kernel's table becomes the wanted one
 //
-//   - [Table.Sync] compares and writes the difference in one transaction. Where chains, rules or the
+//   - [Table.Sync] compares and writes the difference in one transaction. Where chains, rules or
+//     the
 //     types of sets differ, it replaces the table as a whole.
-//   - [Table.Check] only compares. [Table.CheckRules] does not trust the comments: it is for tables in
+//   - [Table.Check] only compares. [Table.CheckRules] does not trust the comments: it is for tables
+//     in
 //     namespaces where others may write.
 //   - A set without Elements in its value is others' to fill, one element at a time, with a
 //     [Transaction].
-//   - [Change] has the difference of two contents, for tables whose rules lead by maps to chains that
+//   - [Change] has the difference of two contents, for tables whose rules lead by maps to chains
+//     that
 //     come and go. It is committed in three transactions; see there.
 //   - [Now] names the state of the kernel: while it is the same, nobody has changed a table.
 //

@@ -59,7 +59,8 @@ func (r KernelRule) RefusesAll() bool {
 	return false
 }
 
-// expressions yields the expressions of a rule with their attributes. It ends at one that cannot be read with an empty name.
+// expressions yields the expressions of a rule with their attributes. It ends at one that cannot be
+// read with an empty name.
 func (r KernelRule) expressions() iter.Seq2[string, *attributes] {
 	return func(yield func(string, *attributes) bool) {
 		list, err := splitList(r.statements)

@@ -93,8 +93,8 @@ func Tables(family TableFamily) (all []KernelTable, err error) {
 // nftaTable is the attribute with the table's name, the same for every kind of object.
 const nftaTable = unix.NFTA_RULE_TABLE
 
-// dump reads the objects of one kind in a table, or in all where it has no name. There are none where there is no
-// table.
+// dump reads the objects of one kind in a table, or in all where it has no name. There are none
+// where there is no table.
 func dump(table *Table, what string, get, kind int, read func(TableFamily, *attributes) error, more ...*nl.RtAttr) error {
 	// Another transaction interrupts the list.
 	messages, err := rtnl.Dump(func() ([][]byte, error) { return request(table, get, unix.NLM_F_DUMP, kind, more...) })

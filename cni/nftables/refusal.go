@@ -14,8 +14,8 @@ import (
 // are known. It may have any addresses and ports.
 type Passage struct {
 	In, Out string
-	// Unnamed, if given, returns whether the addresses that the rules of a chain name are taken for those of other
-	// packets.
+	// Unnamed, if given, returns whether the addresses that the rules of a chain name are taken for
+	// those of other packets.
 	Unnamed func(chain string) bool
 }
 
@@ -94,8 +94,8 @@ func (w *refusalWalk) chain(name string, depth int) (way, error) {
 	return goesOn, nil
 }
 
-// follow returns what becomes of the packets that a rule selects; over is true where those that are not refused
-// leave the chain.
+// follow returns what becomes of the packets that a rule selects; over is true where those that are
+// not refused leave the chain.
 func (w *refusalWalk) follow(chain string, v decision, depth int) (came way, over bool, err error) {
 	switch v.code {
 	case unix.NFT_CONTINUE:
@@ -203,7 +203,8 @@ func (w *refusalWalk) evaluate(rule KernelRule, unnamed bool) (decision, error) 
 	return v, nil
 }
 
-// addressSize returns how many bytes of an address an expression loads, 0 where it does something else.
+// addressSize returns how many bytes of an address an expression loads, 0 where it does something
+// else.
 func addressSize(name string, data *attributes) int {
 	if name != "payload" || data[unix.NFTA_PAYLOAD_DREG] == nil || data.number(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return 0

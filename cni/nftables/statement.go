@@ -86,13 +86,13 @@ func fib(result, flags uint32) Field {
 // addressType is the type of an address of the packet, as a routing table of the node has it.
 func addressType(flags uint32) Field { return fib(unix.NFT_FIB_RESULT_ADDRTYPE, flags) }
 
-// wayBack is the index of the link of a packet where the node leads packets to its source by that link, and
-// otherwise 0.
+// wayBack is the index of the link of a packet where the node leads packets to its source by that
+// link, and otherwise 0.
 var wayBack = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)
 
-// WayOut is the index of the link by which the node would lead a packet with the firewall mark that this one has to its
-// destination, and 0 where it would lead it nowhere. The look-up is as for packets of the node itself (iif lo), and
-// Linux allows it before the packet is routed.
+// WayOut is the index of the link by which the node would lead a packet with the firewall mark that
+// this one has to its destination, and 0 where it would lead it nowhere. The look-up is as for
+// packets of the node itself (iif lo), and Linux allows it before the packet is routed.
 var WayOut = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_DADDR|unix.NFTA_FIB_F_MARK)
 
 // IsIndex matches where the field is the index of a link.
@@ -244,8 +244,8 @@ var (
 	// ToNode and FromNode match packets with an address of the network namespace.
 	ToNode   = addressType(unix.NFTA_FIB_F_DADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
 	FromNode = addressType(unix.NFTA_FIB_F_SADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
-	// NoWayBack matches packets that come by another link than the one by which the node leads packets to
-	// their source.
+	// NoWayBack matches packets that come by another link than the one by which the node leads packets
+	// to their source.
 	NoWayBack = wayBack.Is(0, 0, 0, 0)
 	// NotByLoopback matches packets that come by another link than lo.
 	NotByLoopback = iifType.IsNot(binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)...)
@@ -286,8 +286,8 @@ func ICMPv6(kind byte) Statement {
 	return L4Proto.Is(unix.IPPROTO_ICMPV6).Then(MessageType.Is(kind))
 }
 
-// lookup looks for the fields, one after another, in a set. destination is the register for the value that a
-// map has; a set has none.
+// lookup looks for the fields, one after another, in a set. destination is the register for the
+// value that a map has; a set has none.
 func lookup(set string, flags uint32, fields []Field, destination ...uint32) Statement {
 	var expressions [][]byte
 	word := 0
@@ -323,13 +323,15 @@ func dynset(op uint32, set string, field Field) Statement {
 	return statement(field.into(0), expression("dynset", text(unix.NFTA_DYNSET_SET_NAME, set), number(unix.NFTA_DYNSET_OP, op), number(unix.NFTA_DYNSET_SREG_KEY, register(0))))
 }
 
-// Update adds the field to a set, or begins its time there anew. The rule ends where the set is full.
+// Update adds the field to a set, or begins its time there anew. The rule ends where the set is
+// full.
 func Update(set string, field Field) Statement { return dynset(dynsetUpdate, set, field) }
 
 // Delete takes the field out of a set.
 func Delete(set string, field Field) Statement { return dynset(dynsetDelete, set, field) }
 
-// NextHop is the address to which the node sends a packet that it has routed: its destination, or a router.
+// NextHop is the address to which the node sends a packet that it has routed: its destination, or a
+// router.
 func (ip *IP) NextHop() Field {
 	key := uint32(nextHop4)
 	if ip == V6 {
@@ -340,7 +342,8 @@ func (ip *IP) NextHop() Field {
 	}}
 }
 
-// MoreThan matches packets that come more often than so many times in a second. So many may come at once.
+// MoreThan matches packets that come more often than so many times in a second. So many may come at
+// once.
 func MoreThan(inSecond uint32) Statement {
 	return statement(expression("limit", number64(unix.NFTA_LIMIT_RATE, uint64(inSecond)), number64(unix.NFTA_LIMIT_UNIT, 1), number(unix.NFTA_LIMIT_BURST, inSecond),
 		number(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS), number(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)))
@@ -441,8 +444,8 @@ func Match(name string, info []byte) Statement {
 	return statement(expression("match", text(unix.NFTA_MATCH_NAME, name), number(unix.NFTA_MATCH_REV, 0), attribute(unix.NFTA_MATCH_INFO, info)))
 }
 
-// covers returns whether the kernel's encoding of a rule has all that ours says. The kernel adds defaults, in newer
-// versions more of them.
+// covers returns whether the kernel's encoding of a rule has all that ours says. The kernel adds
+// defaults, in newer versions more of them.
 func (r Rule) covers(have []byte) bool {
 	theirs, err := splitList(have)
 	ours, err2 := splitList(r.statements)

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Retry calls do, which looks and then makes a change, up to three times while another program's change comes between.
+// Retry calls do, which looks and then makes a change, up to three times while another program's
+// change comes between.
 func Retry(do func() error) (err error) {
 	for range 3 {
 		if err = do(); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
@@ -19,8 +20,9 @@ func Retry(do func() error) (err error) {
 	return err
 }
 
-// Sync makes the kernel's table the wanted one, in one transaction, and returns whether anything was
-// different. It leaves alone the elements of sets that others fill, unless it must replace the table.
+// Sync makes the kernel's table the wanted one, in one transaction, and returns whether anything
+// was different. It leaves alone the elements of sets that others fill, unless it must replace the
+// table.
 func (t *Table) Sync() (changed bool, err error) {
 	err = Retry(func() error {
 		have, err := t.Read()

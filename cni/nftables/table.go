@@ -111,7 +111,8 @@ var (
 	IfName      = Type{41, unix.IFNAMSIZ}
 )
 
-// concatenate returns the type of a key of several parts, each of which begins at a register of 4 bytes.
+// concatenate returns the type of a key of several parts, each of which begins at a register of 4
+// bytes.
 func concatenate(all []Type) Type {
 	if len(all) == 1 {
 		return all[0]

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Transaction is a change of any size that the kernel makes at once or not at all. Its zero value changes
-// nothing.
+// Transaction is a change of any size that the kernel makes at once or not at all. Its zero value
+// changes nothing.
 type Transaction struct {
 	// out has the messages, one after another.
 	out []byte
@@ -24,7 +24,8 @@ type Transaction struct {
 	last int
 	sets uint32
 	err  error
-	// generation is the number that the kernel gave the transaction, 0 where it changed nothing or was not asked.
+	// generation is the number that the kernel gave the transaction, 0 where it changed nothing or was
+	// not asked.
 	generation uint32
 }
 
@@ -152,7 +153,8 @@ func (t *Transaction) AddRules(of *Table, c *Chain) {
 	}
 }
 
-// addRule adds a rule in front of the one with a handle, or at the end of its chain where the handle is 0.
+// addRule adds a rule in front of the one with a handle, or at the end of its chain where the
+// handle is 0.
 func (t *Transaction) addRule(of *Table, chain string, before uint64, r Rule) {
 	flags, position := uint16(unix.NLM_F_CREATE|unix.NLM_F_APPEND), []byte(nil)
 	if before != 0 {
@@ -299,9 +301,10 @@ func (t *Transaction) deleteObject(of *Table, name string, kind uint32) {
 	t.message(unix.NFT_MSG_DELOBJ, 0, of, "counter "+name, text(unix.NFTA_OBJ_NAME, name), number(unix.NFTA_OBJ_TYPE, kind))
 }
 
-// CommitAfter is Commit, and returns the moment that the transaction makes. first is true where it was the first one of
-// its network namespace since the moment of before, false also where it changed nothing or that moment is not known.
-// The kernel repeats the objects of the first message: they must be few.
+// CommitAfter is Commit, and returns the moment that the transaction makes. first is true where it
+// was the first one of its network namespace since the moment of before, false also where it
+// changed nothing or that moment is not known. The kernel repeats the objects of the first message:
+// they must be few.
 func (t *Transaction) CommitAfter(before Moment) (now Moment, first bool, err error) {
 	if len(t.out) > 0 {
 		// The kernel tells the number, too.
@@ -396,7 +399,8 @@ func (t *Transaction) answer(fd int) error {
 	}
 }
 
-// noteGeneration reads the number that the kernel gave the transaction from the attributes of its message.
+// noteGeneration reads the number that the kernel gave the transaction from the attributes of its
+// message.
 func (t *Transaction) noteGeneration(message []byte) {
 	if a, err := split(message); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
 		t.generation = a.number(unix.NFTA_GEN_ID)

@@ -11,8 +11,9 @@ import (
 	"github.com/google/nftables"
 )
 
-// Watch calls lost when a table whose name begins with one of the prefixes is deleted, as by a flush of all rules, and when it
-// may have missed that, until ctx ends. It also calls lost where Berth itself deletes one.
+// Watch calls lost when a table whose name begins with one of the prefixes is deleted, as by a
+// flush of all rules, and when it may have missed that, until ctx ends. It also calls lost where
+// Berth itself deletes one.
 func Watch(ctx context.Context, prefixes []string, lost func()) error {
 	for ctx.Err() == nil {
 		if err := watch(ctx, prefixes, lost); err != nil {

@@ -19,8 +19,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Marks of our state in the kernel. They may never change: by them a new version finds the state of an old one. The
-// rules come after the ones of package wire, and before the ones that a host made without a priority.
+// Marks of our state in the kernel. They may never change: by them a new version finds the state of
+// an old one. The rules come after the ones of package wire, and before the ones that a host made
+// without a priority.
 const (
 	table           = 0x65000000
 	prioritySubnets = 32310
@@ -45,7 +46,8 @@ func (a Address) mark() netlink.Rule {
 	return rule
 }
 
-// subnetsRule leads all packets to the table but the ones from pods and, on their way back, to pods.
+// subnetsRule leads all packets to the table but the ones from pods and, on their way back, to
+// pods.
 func subnetsRule(family int) netlink.Rule {
 	mask := uint32(netfilter.MarkMask)
 	rule := rtnl.NewRule(family, prioritySubnets, table)
@@ -55,8 +57,8 @@ func subnetsRule(family int) netlink.Rule {
 
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// List returns the addresses with Berth's mark, in ascending order: the node has them, is about to get them, or about to
-// lose them.
+// List returns the addresses with Berth's mark, in ascending order: the node has them, is about to
+// get them, or about to lose them.
 func List() ([]Address, error) {
 	var all []Address
 	for _, family := range families {
@@ -116,8 +118,8 @@ func Has(a Address, link int) (bool, error) {
 	return slices.Contains(links, link), err
 }
 
-// Put gives the link an address that was marked, and makes all that belongs to it. It takes the address from other links. It is
-// idempotent.
+// Put gives the link an address that was marked, and makes all that belongs to it. It takes the
+// address from other links. It is idempotent.
 func Put(a Address, link int) error {
 	links, err := find(a)
 	if err != nil {
@@ -191,7 +193,8 @@ func routesOf(family int) (*routes, error) {
 	return r, nil
 }
 
-// hasOwn returns whether the node has a route of its own to the subnet or to a part of it. Routes to pods are Berth's.
+// hasOwn returns whether the node has a route of its own to the subnet or to a part of it. Routes
+// to pods are Berth's.
 func (r *routes) hasOwn(subnet netip.Prefix) bool {
 	return slices.ContainsFunc(r.main, func(have netlink.Route) bool {
 		to := rtnl.PrefixOf(have.Dst)
@@ -199,15 +202,16 @@ func (r *routes) hasOwn(subnet netip.Prefix) bool {
 	})
 }
 
-// leads returns whether a route of ours leads to the subnet by the link, with a source. With the address IPv6 takes the source from a
-// route, and IPv4 the route.
+// leads returns whether a route of ours leads to the subnet by the link, with a source. With the
+// address IPv6 takes the source from a route, and IPv4 the route.
 func (r *routes) leads(subnet netip.Prefix, link int) bool {
 	return slices.ContainsFunc(r.ours, func(have netlink.Route) bool {
 		return rtnl.PrefixOf(have.Dst) == subnet && have.LinkIndex == link && have.Src != nil
 	})
 }
 
-// unroute removes our routes to the subnet, and the rule to our table where no other route is left there.
+// unroute removes our routes to the subnet, and the rule to our table where no other route is left
+// there.
 func (a Address) unroute(have *routes) error {
 	var errs []error
 	left := 0
@@ -225,8 +229,8 @@ func (a Address) unroute(have *routes) error {
 	return errors.Join(errs...)
 }
 
-// Remove takes a marked address from the node, with all that belongs to it and last its mark. It is idempotent. Another
-// marked address of the subnet may lack its route then, until it is Put again.
+// Remove takes a marked address from the node, with all that belongs to it and last its mark. It is
+// idempotent. Another marked address of the subnet may lack its route then, until it is Put again.
 func Remove(a Address) error {
 	links, err := find(a)
 	if err != nil {
@@ -254,8 +258,9 @@ func Unmark(a Address) error {
 	return err
 }
 
-// remove takes the address from one link. With the first IPv4 address of a subnet the kernel removes the others, unless the
-// link promotes them (promote_secondaries): remove puts back the ones that are not ours.
+// remove takes the address from one link. With the first IPv4 address of a subnet the kernel
+// removes the others, unless the link promotes them (promote_secondaries): remove puts back the
+// ones that are not ours.
 func remove(a Address, link int) error {
 	before, err := addressesOf(a.family())
 	if err != nil {
@@ -294,8 +299,8 @@ func remove(a Address, link int) error {
 	return nil
 }
 
-// Leftovers lists the addresses with Berth's mark. The rules and routes that a crash may leave besides are listed by package
-// wire.
+// Leftovers lists the addresses with Berth's mark. The rules and routes that a crash may leave
+// besides are listed by package wire.
 func Leftovers() ([]leftover.Item, error) {
 	marked, err := List()
 	var items []leftover.Item

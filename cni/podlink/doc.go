@@ -8,10 +8,11 @@
 //	      10.244.1.5 dev btho…        in the table main
 //	      neigh 10.244.1.5            permanent = MAC of the pod
 //
-// Two pods of a node have no network in common: whatever a pod sends comes to the node, and the node passes
-// on IP packets alone, by routes that it made itself. So no pod is found at an address that it was not given,
-// and the hook forward sees all that pods send each other.
+// Two pods of a node have no network in common: whatever a pod sends comes to the node, and the
+// node passes on IP packets alone, by routes that it made itself. So no pod is found at an address
+// that it was not given, and the hook forward sees all that pods send each other.
 //
-// The alias says which addresses a pod has, so that routes that somebody deletes come back. The routes do not
-// have Berth's protocol number: by that package veth/wire knows floating IPs. They go with their link.
+// The alias says which addresses a pod has, so that routes that somebody deletes come back. The
+// routes do not have Berth's protocol number: by that package veth/wire knows floating IPs. They go
+// with their link.
 package podlink

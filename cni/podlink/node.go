@@ -84,8 +84,8 @@ func (n node) leads(host netlink.Link, a netip.Addr) bool {
 	return n.routes[to] && bytes.Equal(n.neighs[to], mac)
 }
 
-// lead makes the node lead packets to the pod behind a host end, and returns how many addresses it did not
-// lead there.
+// lead makes the node lead packets to the pod behind a host end, and returns how many addresses it
+// did not lead there.
 func (n node) lead(host netlink.Link) (changed int, err error) {
 	if err := rtnl.SetIPv4(host, rtnl.Devconf{rtnl.Forwarding: 1, rtnl.RPFilter: 1}); err != nil {
 		return 0, err
@@ -110,7 +110,8 @@ func (n node) lead(host netlink.Link) (changed int, err error) {
 	return changed, nil
 }
 
-// Repair makes the pieces of the node's side that are missing, and returns how many addresses they concern.
+// Repair makes the pieces of the node's side that are missing, and returns how many addresses they
+// concern.
 func Repair() (changed int, err error) {
 	links, err := Links()
 	if err != nil || len(links) == 0 {

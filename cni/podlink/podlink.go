@@ -38,8 +38,8 @@ func HostLink(containerID, ifName string) string {
 	return rtnl.NameOf(netfilter.OverlayPrefix, containerID, ifName)
 }
 
-// macs returns the MAC addresses of a pair, which follow from its name: the node finds the pod without
-// asking it.
+// macs returns the MAC addresses of a pair, which follow from its name: the node finds the pod
+// without asking it.
 func macs(hostLink string) (host, pod net.HardwareAddr) {
 	sum := sha256.Sum256([]byte(hostLink))
 	return append(net.HardwareAddr{0x0a, 0xbe}, sum[:4]...), append(net.HardwareAddr{0x0a, 0xbf}, sum[4:8]...)
@@ -55,8 +55,8 @@ func (l Link) spec() (wire.Spec, wire.Wired) {
 	return spec, wire.Wired{HostLink: name, HostMAC: host, PodMAC: pod, MTU: l.MTU}
 }
 
-// Setup makes the pair and carries the addresses to the pod. It is idempotent; after an error the caller
-// calls Remove.
+// Setup makes the pair and carries the addresses to the pod. It is idempotent; after an error the
+// caller calls Remove.
 func (l Link) Setup() (*current.Result, error) {
 	spec, wired := l.spec()
 	if err := spec.Validate(); err != nil {

@@ -28,8 +28,8 @@ var ErrIncomplete = errors.New("its answer ended before it was complete")
 // timeout limits a call; it is longer than the agent's own limit.
 const timeout = 4 * time.Minute
 
-// statusTimeout limits STATUS. With patience it is shorter than the 30 s after which the kubelet takes a
-// silent runtime for dead.
+// statusTimeout limits STATUS. With patience it is shorter than the 30 s after which the kubelet
+// takes a silent runtime for dead.
 const statusTimeout = 15 * time.Second
 
 // patience limits how long a call waits until the agent listens. After a crash or an
@@ -148,13 +148,14 @@ func parse(raw []byte) (Answer, error) {
 	return answer, nil
 }
 
-// ErrAway is returned by PostStatus where no agent answers, and one has served since the node started.
+// ErrAway is returned by PostStatus where no agent answers, and one has served since the node
+// started.
 var ErrAway = errors.New("the agent is away")
 
-// PostStatus sends STATUS as Post sends other commands. The kubelet makes a node whose STATUS fails not
-// ready, and Kubernetes then evicts all of its pods, though they run as well without an agent. So an agent
-// that has served and is gone, or hangs, is no failure: PostStatus returns ErrAway, and no later than after
-// statusTimeout. A node that has just started is not ready before its agent.
+// PostStatus sends STATUS as Post sends other commands. The kubelet makes a node whose STATUS fails
+// not ready, and Kubernetes then evicts all of its pods, though they run as well without an agent.
+// So an agent that has served and is gone, or hangs, is no failure: PostStatus returns ErrAway, and
+// no later than after statusTimeout. A node that has just started is not ready before its agent.
 func PostStatus(socket, path, headers string, body []byte) (Answer, error) {
 	wait := patience
 	if Served(socket) {
@@ -167,9 +168,9 @@ func PostStatus(socket, path, headers string, body []byte) (Answer, error) {
 	return answer, err
 }
 
-// Served returns whether an agent has answered STATUS with success on the socket since the node started: the
-// folder of the socket does not outlast the node, and an agent's socket outlasts the agent. The socket's time
-// of modification says so, which SetServed sets.
+// Served returns whether an agent has answered STATUS with success on the socket since the node
+// started: the folder of the socket does not outlast the node, and an agent's socket outlasts the
+// agent. The socket's time of modification says so, which SetServed sets.
 func Served(socket string) bool {
 	info, err := os.Stat(socket)
 	return err == nil && !info.ModTime().Equal(unserved)

@@ -3,7 +3,8 @@
 // Package relay carries calls of CNI plugins to the node agent over its unix socket, also the
 // runtime's call that berth-cni passes on: the variables as headers of an HTTP request, the
 // configuration as its body, and the answer as the plugin prints it. It decides when to wait for an
-// agent and how to report that none answers. It reads nothing of a call but the path of the socket, and nothing of an answer.
+// agent and how to report that none answers. It reads nothing of a call but the path of the socket,
+// and nothing of an answer.
 //
 // Berth-cni starts for every pod, and each package that it imports makes its start longer, used
 // or not: this one imports no more than files need. Package net, encoding/json or fmt would take
@@ -13,8 +14,8 @@ package relay
 // SocketPath is the default path of the agent's socket.
 const SocketPath = "/run/berth/agent.sock"
 
-// Path is the agent's HTTP resource for the runtime's calls as they are. Its version changes with the
-// protocol: an agent of another one answers with status 404.
+// Path is the agent's HTTP resource for the runtime's calls as they are. Its version changes with
+// the protocol: an agent of another one answers with status 404.
 const Path = "/v1/cni"
 
 // MaxBytes is the largest body that agent and plugins read. The kubelet's are a few kilobytes.

@@ -12,18 +12,19 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// LinkPrefix begins the names of all links that Berth makes for pods and Services, and ServicesLink is the one of Services. They may
-// never change, as Protocol.
+// LinkPrefix begins the names of all links that Berth makes for pods and Services, and ServicesLink
+// is the one of Services. They may never change, as Protocol.
 const (
 	LinkPrefix   = "bth"
 	ServicesLink = LinkPrefix + "services"
 )
 
-// isPodLink returns whether Berth made the link for a pod. Its end on the node repeats addresses that the node has on other links.
+// isPodLink returns whether Berth made the link for a pod. Its end on the node repeats addresses
+// that the node has on other links.
 func isPodLink(link string) bool { return strings.HasPrefix(link, LinkPrefix) && link != ServicesLink }
 
-// serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the
-// node: of kube-proxy in mode ipvs and of kube-router.
+// serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no
+// way to the node: of kube-proxy in mode ipvs and of kube-router.
 var serviceLinks = []string{"kube-ipvs0", "kube-dummy-if"}
 
 // HasNodeAddresses returns whether addresses of the link are the node's own.
@@ -37,8 +38,8 @@ type NodeAddress struct {
 	Link string
 }
 
-// NodeAddresses lists the addresses of the node itself, each once: without the ones of Services, of loopback and of one link alone (IPv6
-// link-local), and without what only pods' links repeat.
+// NodeAddresses lists the addresses of the node itself, each once: without the ones of Services, of
+// loopback and of one link alone (IPv6 link-local), and without what only pods' links repeat.
 func NodeAddresses() ([]NodeAddress, error) {
 	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {

@@ -31,8 +31,9 @@ func LinkOrNil(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// LinkWith returns the link that has an address of the node, nil where none has it. The node also has addresses of local routes. A node
-// link only repeats one, and loses it when no other link has it any more.
+// LinkWith returns the link that has an address of the node, nil where none has it. The node also
+// has addresses of local routes. A node link only repeats one, and loses it when no other link has
+// it any more.
 func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	// Without a list of all addresses where no link has it.
 	ways, err := netlink.RouteGet(addr.AsSlice())
@@ -70,7 +71,8 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	return netlink.LinkByIndex(ways[0].LinkIndex)
 }
 
-// HasCarrier returns whether a link had its carrier when it was read: without, it is down or its cable is out.
+// HasCarrier returns whether a link had its carrier when it was read: without, it is down or its
+// cable is out.
 func HasCarrier(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
 
 // VLANLink returns the link for a VLAN on the parent, nil where there is none.

@@ -17,10 +17,11 @@ import (
 // OfNode is the index that Losses gives for what is no link's.
 const OfNode = 0
 
-// Losses returns a channel that has OfNode after a routing rule of any program, or a route of ours, was
-// deleted, by whomever: systemd-networkd deletes all that it does not know when it starts. It has OfNode, too, after forwarding or
-// answering by proxy was switched off, as sysctl --system does, and the index of a link where it was for one alone. The channel ends with the
-// context, or after missed got an error, also where its elements come faster than they are read.
+// Losses returns a channel that has OfNode after a routing rule of any program, or a route of ours,
+// was deleted, by whomever: systemd-networkd deletes all that it does not know when it starts. It
+// has OfNode, too, after forwarding or answering by proxy was switched off, as sysctl --system
+// does, and the index of a link where it was for one alone. The channel ends with the context, or
+// after missed got an error, also where its elements come faster than they are read.
 func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 	index := func(m syscall.NetlinkMessage) int {
 		if m.Header.Type != unix.RTM_NEWNETCONF {
@@ -36,8 +37,9 @@ func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 	return losses, nil
 }
 
-// Moves returns a channel that has the index of a link after it was told to announce itself to its peers: its bond sends by another port, or its
-// virtual machine has moved, which changes neither carrier nor MAC address. It ends as the one of Losses.
+// Moves returns a channel that has the index of a link after it was told to announce itself to its
+// peers: its bond sends by another port, or its virtual machine has moved, which changes neither
+// carrier nor MAC address. It ends as the one of Losses.
 func Moves(ctx context.Context, missed func(error)) (<-chan int, error) {
 	// struct ifinfomsg: family, type, index.
 	index := func(m syscall.NetlinkMessage) int { return int(int32(binary.NativeEndian.Uint32(m.Data[4:]))) }
@@ -48,7 +50,8 @@ func Moves(ctx context.Context, missed func(error)) (<-chan int, error) {
 	return moves, nil
 }
 
-// errBehind is of a reader that is too slow: what it would not be told may be the one loss that counts.
+// errBehind is of a reader that is too slow: what it would not be told may be the one loss that
+// counts.
 var errBehind = errors.New("events come faster than they are read")
 
 func subscribe(ctx context.Context, missed func(error), program []unix.SockFilter, index func(syscall.NetlinkMessage) int, groups ...uint) (<-chan int, error) {
@@ -89,11 +92,13 @@ const (
 	equal, answer = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
 	// atType is where a message has its type, behind its length.
 	atType = 4
-	// attributePlace has the kernel load the place of the attribute X behind A, 0 where there is none (SKF_AD_NLATTR of linux/filter.h).
+	// attributePlace has the kernel load the place of the attribute X behind A, 0 where there is none
+	// (SKF_AD_NLATTR of linux/filter.h).
 	attributePlace = 0xfffff000 + 12
 )
 
-// number16 and number32 are numbers as filters read them, which take them to be as on the wire: the kernel writes its own order.
+// number16 and number32 are numbers as filters read them, which take them to be as on the wire: the
+// kernel writes its own order.
 func number16(n uint16) uint32 {
 	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }
@@ -101,7 +106,8 @@ func number32(n uint32) uint32 {
 	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, n))
 }
 
-// moveFilter lets links through whose event (IFLA_EVENT) is that a bond has failed over, or that peers are notified.
+// moveFilter lets links through whose event (IFLA_EVENT) is that a bond has failed over, or that
+// peers are notified.
 func moveFilter() []unix.SockFilter {
 	const atAttributes, bondFailover, notifyPeers = 16 + unix.SizeofIfInfomsg, 3, 4
 	return []unix.SockFilter{
@@ -120,10 +126,10 @@ func moveFilter() []unix.SockFilter {
 	}
 }
 
-// lossFilter lets the deletions through that Losses tells of. A routing daemon may change many thousand other routes
-// at once. Each message of the kernel has one change: a header of 16 bytes (type at 4), and for routes struct rtmsg
-// (protocol at 5). For settings it has struct netconfmsg, of 4 bytes, and attributes of 8: the link's index, and a setting, or the first one of a
-// new link.
+// lossFilter lets the deletions through that Losses tells of. A routing daemon may change many
+// thousand other routes at once. Each message of the kernel has one change: a header of 16 bytes
+// (type at 4), and for routes struct rtmsg (protocol at 5). For settings it has struct netconfmsg,
+// of 4 bytes, and attributes of 8: the link's index, and a setting, or the first one of a new link.
 func lossFilter() []unix.SockFilter {
 	const atProtocol, atSetting = 16 + 5, 16 + 4 + 8 + 4
 	return []unix.SockFilter{

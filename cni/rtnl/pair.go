@@ -15,15 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NameOf returns the name of a link of the node for a container's interface, with a prefix. It may never change: by it a new version finds
-// the links of an old one.
+// NameOf returns the name of a link of the node for a container's interface, with a prefix. It may
+// never change: by it a new version finds the links of an old one.
 func NameOf(prefix, containerID, ifName string) string {
 	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
 	return prefix + hex.EncodeToString(sum[:])[:unix.IFNAMSIZ-1-len(prefix)]
 }
 
-// MACOf returns a MAC address that follows from a text. Each link gets one when it is made: udev may change a MAC of the kernel's choice
-// after others have learned it. Callers have a second byte of their own, which differs from that of pods.
+// MACOf returns a MAC address that follows from a text. Each link gets one when it is made: udev
+// may change a MAC of the kernel's choice after others have learned it. Callers have a second byte
+// of their own, which differs from that of pods.
 func MACOf(second byte, text string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(text))
 	return append(net.HardwareAddr{0x0a, second}, sum[:4]...)

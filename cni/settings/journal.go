@@ -20,8 +20,8 @@ import (
 	"github.com/berth-dev/berth/cni/leftover"
 )
 
-// BootID returns the boot ID of the node's kernel. After another start the kernel has neither the settings
-// nor the links of before.
+// BootID returns the boot ID of the node's kernel. After another start the kernel has neither the
+// settings nor the links of before.
 func BootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

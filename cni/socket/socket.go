@@ -56,7 +56,8 @@ func (a Agent) post(req api.Request, post func(socket, path, headers string, bod
 	return decode(a.Socket, answer)
 }
 
-// Status sends STATUS. It succeeds, too, while an agent that has served is away (see [relay.PostStatus]).
+// Status sends STATUS. It succeeds, too, while an agent that has served is away (see
+// [relay.PostStatus]).
 func (a Agent) Status(req api.Request) error {
 	_, err := a.post(req, relay.PostStatus)
 	if errors.Is(err, relay.ErrAway) {

@@ -38,9 +38,10 @@ var (
 // namespace has no path. The kernel clears namespaces one after another.
 const patience = 3 * time.Second
 
-// Functions gives and takes virtual functions in the namespace of its caller's thread, the
-// node's. Its methods are idempotent and safe for concurrent use, except that calls for one
-// owner run one after another. One process at a time uses a folder to change functions: the agent, or the cleanup of its node.
+// Functions gives and takes virtual functions in the namespace of its caller's thread, the node's.
+// Its methods are idempotent and safe for concurrent use, except that calls for one owner run one
+// after another. One process at a time uses a folder to change functions: the agent, or the cleanup
+// of its node.
 type Functions struct {
 	dir string
 	// sysfs and links are the node's, and a test's own.
@@ -175,8 +176,9 @@ func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
 	}
 }
 
-// hold returns the claim of a device, and keeps other callers from holding it until the caller calls release. ok is false where
-// the device has no claim. It blocks while another caller holds the claim.
+// hold returns the claim of a device, and keeps other callers from holding it until the caller
+// calls release. ok is false where the device has no claim. It blocks while another caller holds
+// the claim.
 func (f *Functions) hold(b *folder, device string) (c claim, release func(), ok bool, err error) {
 	one, _ := f.held.LoadOrStore(device, &sync.Mutex{})
 	lock, _ := one.(*sync.Mutex)
@@ -266,8 +268,8 @@ func (f *Functions) Check(w Wish) error {
 	})
 }
 
-// Close makes the card carry nothing of the container's function, as far as its driver can, until Open or Take. The
-// container keeps the function. It does nothing where the container has none.
+// Close makes the card carry nothing of the container's function, as far as its driver can, until
+// Open or Take. The container keeps the function. It does nothing where the container has none.
 func (f *Functions) Close(w Wish) error {
 	return f.withClaim(w, func(c claim, pf netlink.Link, info netlink.VfInfo) error {
 		err := netlink.LinkSetVfState(pf, info.ID, netlink.VF_LINK_STATE_DISABLE)

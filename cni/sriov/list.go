@@ -25,8 +25,8 @@ type Function struct {
 	NUMANode int
 }
 
-// List lists the virtual functions of the physical ones. It returns an error where Take could give none of them. It waits for no
-// other call.
+// List lists the virtual functions of the physical ones. It returns an error where Take could give
+// none of them. It waits for no other call.
 func (f *Functions) List(pfs []string) ([]Function, error) {
 	b, err := openFolder(f.dir)
 	if err != nil {

@@ -25,8 +25,8 @@ func (d *Driver) Check(spec Spec) error {
 }
 
 // CheckNode verifies the pieces that Repair makes: the node's side, the container's interfaces and
-// the filters at them, and the node link. A container may change its other addresses and routes: a VPN takes the
-// default route.
+// the filters at them, and the node link. A container may change its other addresses and routes: a
+// VPN takes the default route.
 func (d *Driver) CheckNode(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -217,8 +217,9 @@ func insideOf(spec Spec, do func() error) error {
 	return nil
 }
 
-// Filter puts back the filters that CheckNode verifies, where they are lost, for links and interfaces
-// that are there. It keeps the ends of the node link up to date, too: the node's addresses come and go.
+// Filter puts back the filters that CheckNode verifies, where they are lost, for links and
+// interfaces that are there. It keeps the ends of the node link up to date, too: the node's
+// addresses come and go.
 func (d *Driver) Filter(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -240,7 +241,8 @@ func (d *Driver) Filter(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-// keepNodeLink puts back what the ends of the node link lack, and leaves the node's routes, which carry the container's addresses.
+// keepNodeLink puts back what the ends of the node link lack, and leaves the node's routes, which
+// carry the container's addresses.
 func (d *Driver) keepNodeLink(spec Spec) error {
 	node, err := rtnl.LinkOrNil(NodeLink(spec.ContainerID, spec.IfName))
 	if err != nil || node == nil {
@@ -293,7 +295,8 @@ func keepFilter(f filter) error {
 }
 
 // Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
-// container's side, too; otherwise the container's own changes of its addresses and routes stay, but by the node link.
+// container's side, too; otherwise the container's own changes of its addresses and routes stay,
+// but by the node link.
 func (d *Driver) Repair(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err

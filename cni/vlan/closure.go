@@ -17,8 +17,9 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Close keeps hosts outside of the node from getting any answer for the container's addresses, until Setup, or Repair
-// while the uplink is not cut. The container keeps its interfaces, addresses and routes, and talks with its node.
+// Close keeps hosts outside of the node from getting any answer for the container's addresses,
+// until Setup, or Repair while the uplink is not cut. The container keeps its interfaces, addresses
+// and routes, and talks with its node.
 //
 //	bridge              the port of the bridge is down
 //	macvlan, ipvlan l2  the node drops the frames that say that they come from the addresses, on their way to the wire.
@@ -111,7 +112,8 @@ func (d *Driver) checkOpen(spec Spec, g segment, lower netlink.Link) error {
 	return fmt.Errorf("%w: %s is silent", ErrNotWired, g.ifName)
 }
 
-// isPortUp returns whether the node's end of a segment in mode bridge is up, or is down because the uplink is cut.
+// isPortUp returns whether the node's end of a segment in mode bridge is up, or is down because the
+// uplink is cut.
 func isPortUp(spec Spec, port netlink.Link) (bool, error) {
 	if port.Attrs().Flags&net.FlagUp != 0 {
 		return true, nil
@@ -186,7 +188,8 @@ func (l *lowerGuard) eachClosed(do func(set string, a api.Address, closed bool))
 	return nil
 }
 
-// forgetClosed ends that the container's addresses are closed on lower links that it no longer uses.
+// forgetClosed ends that the container's addresses are closed on lower links that it no longer
+// uses.
 func (d *Driver) forgetClosed(spec Spec) error {
 	segments := spec.segments()
 	lowers, err := d.find(spec, segments)

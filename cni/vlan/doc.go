@@ -38,28 +38,33 @@
 //	node  10.0.60.11/32 dev bthv…
 //	      10.0.70.5 dev bthv… scope link src 10.0.60.11
 //
-// Each end repeats an address that its namespace has on another link. On a link without one the kernel masquerades to the first address
-// of the node, whose answers the container sends to its gateway; it drops what a REDIRECT takes from there, as for sidecars; and it
-// applies a loose reverse path filter strictly. The node's address is one of the uplink that stays (nodeAddress). What looks for the link
-// with an address of the node passes node links over ([rtnl.LinkWith], [rtnl.NodeAddresses]).
+// Each end repeats an address that its namespace has on another link. On a link without one the
+// kernel masquerades to the first address of the node, whose answers the container sends to its
+// gateway; it drops what a REDIRECT takes from there, as for sidecars; and it applies a loose
+// reverse path filter strictly. The node's address is one of the uplink that stays (nodeAddress).
+// What looks for the link with an address of the node passes node links over ([rtnl.LinkWith],
+// [rtnl.NodeAddresses]).
 //
-// The node's addresses come and go: virtual ones go to other nodes, to which the container must not send by the node link then. So CheckNode
-// compares both ends, and Filter and Repair keep them up to date; the container's routes to its node's addresses have Berth's protocol.
-// Routes to Services are those of the container's start. A container with addresses of several gateways has rules for these; before them
-// its rule 32279 takes the main table's routes by the node link, which is in a group of links of its own.
+// The node's addresses come and go: virtual ones go to other nodes, to which the container must not
+// send by the node link then. So CheckNode compares both ends, and Filter and Repair keep them up
+// to date; the container's routes to its node's addresses have Berth's protocol. Routes to Services
+// are those of the container's start. A container with addresses of several gateways has rules for
+// these; before them its rule 32279 takes the main table's routes by the node link, which is in a
+// group of links of its own.
 //
 // Packets that the node translates for or to the container take the node link too, such as
 // connections to NodePorts and from Services: package netfilter masquerades these, so that answers
 // come back to the node and not past it.
 //
-// Services, too: without them a container resolves no name. Not in the modes l3 and l3s, where the node translates what the container sends
-// through its interface.
+// Services, too: without them a container resolves no name. Not in the modes l3 and l3s, where the
+// node translates what the container sends through its interface.
 //
-// Of a container that has none of its addresses any more, such as a sandbox with a network stack of its own (gVisor), nothing is kept.
+// Of a container that has none of its addresses any more, such as a sandbox with a network stack of
+// its own (gVisor), nothing is kept.
 //
 // A container that may change its routes can send more by its node link. Of that the node forwards
-// only answers and packets whose destination it translates (package netfilter), so the link leads past
-// no gateway.
+// only answers and packets whose destination it translates (package netfilter), so the link leads
+// past no gateway.
 //
 // # Routes of ipvlan l3 and l3s
 //
@@ -89,8 +94,8 @@
 // them back. In mode l3 it gives them to the container at once, untranslated: there only
 // Services answer whose endpoint is on the container's node.
 //
-// Answers of endpoints on the node come by the node link, from the Service's address, to which no route leads there: reverse
-// path filtering on the container's end of it is loose.
+// Answers of endpoints on the node come by the node link, from the Service's address, to which no
+// route leads there: reverse path filtering on the container's end of it is loose.
 //
 // # How a withdrawal finds the container
 //
@@ -101,9 +106,9 @@
 //
 // # Closed interfaces
 //
-// Close silences a container's interfaces for a while, and leaves them and their routes as they are (closure.go). What is closed
-// is in the kernel or the card alone: a port that is down, sets of addresses in the table of the lower link's guard, the
-// state of a virtual function.
+// Close silences a container's interfaces for a while, and leaves them and their routes as they are
+// (closure.go). What is closed is in the kernel or the card alone: a port that is down, sets of
+// addresses in the table of the lower link's guard, the state of a virtual function.
 //
 // # VLAN links and bridges
 //

@@ -34,8 +34,8 @@ type Driver struct {
 	// claimed counts the set-ups that will use a link, by its name.
 	claimed map[string]int
 
-	// setups keeps the removal of loose state out of set-ups: a container that is half made looks like one that
-	// has lost its half. Set-ups run beside each other.
+	// setups keeps the removal of loose state out of set-ups: a container that is half made looks like
+	// one that has lost its half. Set-ups run beside each other.
 	setups sync.RWMutex
 }
 

@@ -19,8 +19,8 @@ func wishOf(spec Spec, g segment) sriov.Wish {
 	}
 }
 
-// checkFunction returns ErrNotWired where the container lacks its function or an attribute of it. A function that is closed
-// lacks some while the uplink is cut.
+// checkFunction returns ErrNotWired where the container lacks its function or an attribute of it. A
+// function that is closed lacks some while the uplink is cut.
 func (d *Driver) checkFunction(w sriov.Wish) error {
 	if closed, err := d.functions.IsClosed(w); err != nil || closed {
 		return err

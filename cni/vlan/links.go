@@ -55,9 +55,9 @@ func (d *Driver) Remove(name string) error {
 	return errors.Join(errs...)
 }
 
-// RemoveLoose removes kernel state with our marks that belongs to no container: ports and
-// virtual functions whose node link is gone, VLAN links and bridges without users, and rules, routes and chains of
-// links that no longer exist.
+// RemoveLoose removes kernel state with our marks that belongs to no container: ports and virtual
+// functions whose node link is gone, VLAN links and bridges without users, and rules, routes and
+// chains of links that no longer exist.
 func (d *Driver) RemoveLoose() error {
 	d.setups.Lock()
 	defer d.setups.Unlock()
@@ -97,8 +97,8 @@ func (d *Driver) RemoveLoose() error {
 	return errors.Join(append(errs, d.functions.GiveLoose(hasOwner), sweepLowers(), sweepGuards(), d.sweep())...)
 }
 
-// Leftovers lists the interfaces that containers have in pools' networks, each with its node
-// link, and virtual functions whose containers are gone. Package wire lists the other links and routes.
+// Leftovers lists the interfaces that containers have in pools' networks, each with its node link,
+// and virtual functions whose containers are gone. Package wire lists the other links and routes.
 func (d *Driver) Leftovers() ([]leftover.Item, error) {
 	links, err := d.List()
 	var items []leftover.Item
@@ -152,9 +152,10 @@ func (d *Driver) announceFromNode(spec Spec, segments []segment) error {
 	return errors.Join(errs...)
 }
 
-// Networks lists the layer 2 networks of a container's addresses, with the MAC address of the container's interface, if it has one of its own, and makes links that are missing. They stay
-// until the caller calls release; after it, a Teardown or RemoveLoose removes those that no container
-// uses. In mode l3 there are none: other hosts route the addresses.
+// Networks lists the layer 2 networks of a container's addresses, with the MAC address of the
+// container's interface, if it has one of its own, and makes links that are missing. They stay
+// until the caller calls release; after it, a Teardown or RemoveLoose removes those that no
+// container uses. In mode l3 there are none: other hosts route the addresses.
 func (d *Driver) Networks(spec Spec) (networks []conflict.Target, release func(), err error) {
 	if err := spec.validate(); err != nil {
 		return nil, nil, err

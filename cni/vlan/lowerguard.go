@@ -123,7 +123,8 @@ func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	var all []netip.Addr
 	for _, a := range l.addrs {
 		isOwn := func(h netlink.Addr) bool {
-			// Another link, such as a container engine's bridge, may have the router's link-local address, too.
+			// Another link, such as a container engine's bridge, may have the router's link-local address,
+			// too.
 			elsewhere := a.Gateway.Is6() && a.Gateway.IsLinkLocalUnicast() && h.LinkIndex != l.lower.Attrs().Index
 			return h.IP.Equal(a.Gateway.AsSlice()) && !elsewhere
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// back is a container's way to its node, of one family: node is the address by which they talk, source the container's, and others are
-// the node's other addresses.
+// back is a container's way to its node, of one family: node is the address by which they talk,
+// source the container's, and others are the node's other addresses.
 type back struct {
 	node, source netip.Addr
 	others       []netip.Addr
@@ -51,7 +51,8 @@ func backsOf(spec Spec) ([]back, error) {
 	return all, nil
 }
 
-// nodeOf returns the address by which the node talks in the family of addr, the zero Addr where it has none.
+// nodeOf returns the address by which the node talks in the family of addr, the zero Addr where it
+// has none.
 func nodeOf(backs []back, addr netip.Addr) netip.Addr {
 	for _, b := range backs {
 		if b.node.Is4() == addr.Is4() {

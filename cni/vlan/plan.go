@@ -19,8 +19,9 @@ const (
 	// container for an address with another gateway than the default route.
 	tableBase = 0x66000000
 	tableMask = 0xff000000
-	// A container's rules to these tables have priority, and before them its rules for the routes of its node link have priorityNode:
-	// of the main table they take no route by links of the default group.
+	// A container's rules to these tables have priority, and before them its rules for the routes of
+	// its node link have priorityNode: of the main table they take no route by links of the default
+	// group.
 	priority     = 32280
 	priorityNode = 32279
 	// nodeLinkGroup is the group of a container's end of its node link.
@@ -41,9 +42,9 @@ const (
 // routePlan describes routes and rules of one namespace.
 type routePlan struct{ wire.Plan }
 
-// planPod computes the routes of a container: through the gateway of its pools or, where the
-// node routes for it, to its link. links has the index of each segment's interface, and inside is the one of the node link. Services it
-// reaches by its node, which translates their addresses.
+// planPod computes the routes of a container: through the gateway of its pools or, where the node
+// routes for it, to its link. links has the index of each segment's interface, and inside is the
+// one of the node link. Services it reaches by its node, which translates their addresses.
 //
 // For each family the default route goes through the gateway of the first address with one.
 // An address with another gateway, or of another segment, has a table with its own way
@@ -188,15 +189,16 @@ func fromRule(addr netip.Addr, table int) netlink.Rule {
 	return rule
 }
 
-// planNode computes the node's neighbour and route to the address through the node link; own is the node's own address, the zero Addr where
-// it has none of the family.
+// planNode computes the node's neighbour and route to the address through the node link; own is the
+// node's own address, the zero Addr where it has none of the family.
 func planNode(spec Spec, a api.Address, node netlink.Link, own netip.Addr) wire.Plan {
 	r := toLink(own, node.Attrs().Index, rtnl.SinglePrefix(a.Address), unix.RT_TABLE_MAIN)
 	r.Protocol = rtnl.Protocol
 	return wire.Plan{Neighs: []netlink.Neigh{rtnl.Neigh(node.Attrs().Index, a.Address, nodeLinkMAC(spec))}, Routes: []netlink.Route{r}}
 }
 
-// planBack computes the container's routes to the addresses of its node, in the order in which they need each other.
+// planBack computes the container's routes to the addresses of its node, in the order in which they
+// need each other.
 func planBack(b back, link int) []netlink.Route {
 	all := []netlink.Route{toLink(b.source, link, rtnl.SinglePrefix(b.node), unix.RT_TABLE_MAIN)}
 	for _, a := range b.others {

@@ -18,8 +18,9 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// podEnd is the container's end of its node link and what belongs there, for families whose address the container has on any link: a
-// sandbox (gVisor) takes addresses and routes off, and keeps its own. Its functions run in the container's namespace.
+// podEnd is the container's end of its node link and what belongs there, for families whose address
+// the container has on any link: a sandbox (gVisor) takes addresses and routes off, and keeps its
+// own. Its functions run in the container's namespace.
 type podEnd struct {
 	d    *Driver
 	link netlink.Link
@@ -69,9 +70,10 @@ func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*p
 	})
 }
 
-// set gives the end its address: for REDIRECT in the container, as of a sidecar, which Linux drops on a link without one, and for a loose
-// filter, which Linux applies strictly there. The filter is loose for packets from addresses to which another route leads: of Services in
-// the modes l3 and l3s, and of addresses that the node takes later.
+// set gives the end its address: for REDIRECT in the container, as of a sidecar, which Linux drops
+// on a link without one, and for a loose filter, which Linux applies strictly there. The filter is
+// loose for packets from addresses to which another route leads: of Services in the modes l3 and
+// l3s, and of addresses that the node takes later.
 func (e *podEnd) set() error {
 	name := e.link.Attrs().Name
 	if slices.ContainsFunc(e.backs, func(b back) bool { return b.source.Is6() }) {
@@ -103,8 +105,9 @@ func (e *podEnd) set() error {
 	return errors.Join(errs...)
 }
 
-// compare returns the container's routes to its node's addresses that are missing, those to addresses that the node has no more, which may
-// be another node's now, and its routes to Services, as they should be, whose gateway is such an address.
+// compare returns the container's routes to its node's addresses that are missing, those to
+// addresses that the node has no more, which may be another node's now, and its routes to Services,
+// as they should be, whose gateway is such an address.
 func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
 	var have []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

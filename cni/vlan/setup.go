@@ -138,7 +138,8 @@ func nodeLinkMAC(spec Spec) net.HardwareAddr {
 	return rtnl.MACOf(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
 
-// setupNode makes the node's address on the node link, its routes to the container and, where it routes for it, from it.
+// setupNode makes the node's address on the node link, its routes to the container and, where it
+// routes for it, from it.
 func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, backs []back) error {
 	// The link's packets are filtered before it is up.
 	if err := netfilter.Allow(d.sources, sourcesOf(spec, segments, lowers)...); err != nil {

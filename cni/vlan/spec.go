@@ -102,7 +102,8 @@ func (c Config) answers() bool { return c.Mode == IPvlan && c.IPvlanMode == L3S 
 type Spec struct {
 	wire.Spec
 	Config
-	// Services are prefixes to which the container sends by its node, where the node does not route for it anyway.
+	// Services are prefixes to which the container sends by its node, where the node does not route
+	// for it anyway.
 	Services []netip.Prefix
 }
 

@@ -183,8 +183,8 @@ func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []net
 	return all
 }
 
-// withdrawNode removes the node's routes, rules, addresses and answers for the container. node is nil
-// where the node link is missing.
+// withdrawNode removes the node's routes, rules, addresses and answers for the container. node is
+// nil where the node link is missing.
 func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	index, name := 0, NodeLink(spec.ContainerID, spec.IfName)
 	addrs := map[netip.Addr]bool{}
@@ -213,8 +213,8 @@ func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// stopUnlessElsewhere removes the node's answers for an address unless another link of the node than the one with the
-// index has a route to it.
+// stopUnlessElsewhere removes the node's answers for an address unless another link of the node
+// than the one with the index has a route to it.
 func stopUnlessElsewhere(addr netip.Addr, index int) error {
 	routes, err := hostRoutes(addr)
 	if err != nil || isElsewhere(routes, index) {

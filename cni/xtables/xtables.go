@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package xtables finds out which of the two programs that are called iptables a network namespace has. They
-// write to different tables of the kernel, and a node's programs see the rules of one.
+// Package xtables finds out which of the two programs that are called iptables a network namespace
+// has. They write to different tables of the kernel, and a node's programs see the rules of one.
 package xtables
 
 import (
@@ -33,8 +33,9 @@ func (v Variant) Program() string { return "/usr/sbin/xtables-" + string(v) + "-
 // hints are chains that kubelet makes in the table mangle, with the iptables that it has.
 var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
-// Choose returns the variant whose rules the network namespace of the process has: kubelet's chains decide.
-// Without them it is Legacy where Legacy has rules, since only an iptables command makes them.
+// Choose returns the variant whose rules the network namespace of the process has: kubelet's chains
+// decide. Without them it is Legacy where Legacy has rules, since only an iptables command makes
+// them.
 func Choose() Variant {
 	if !hasHint() && anyLegacy(hasRules) {
 		return Legacy
@@ -42,7 +43,8 @@ func Choose() Variant {
 	return NFT
 }
 
-// OfKubernetes returns the variant in which kubelet or kube-proxy has chains, false where neither has any.
+// OfKubernetes returns the variant in which kubelet or kube-proxy has chains, false where neither
+// has any.
 func OfKubernetes() (Variant, bool) {
 	if hasHint() {
 		return NFT, true
@@ -66,12 +68,12 @@ func hasHint() bool {
 	return false
 }
 
-// legacyNames are the files that name the tables of Legacy in the network namespace of the thread, by the
-// command that saves them.
+// legacyNames are the files that name the tables of Legacy in the network namespace of the thread,
+// by the command that saves them.
 var legacyNames = map[string]string{"iptables-save": "/proc/thread-self/net/ip_tables_names", "ip6tables-save": "/proc/thread-self/net/ip6_tables_names"}
 
-// anyLegacy returns whether the rules of Legacy of a family have a property. To list a table makes it, so only
-// tables that there are already are looked at.
+// anyLegacy returns whether the rules of Legacy of a family have a property. To list a table makes
+// it, so only tables that there are already are looked at.
 func anyLegacy(has func(saved []byte) bool) bool {
 	for save, tables := range legacyNames {
 		if text, err := os.ReadFile(tables); err != nil || len(text) == 0 {
@@ -96,7 +98,8 @@ func hasRules(saved []byte) bool {
 	return false
 }
 
-// HasTable returns whether the network namespace of the thread has a table of a variant, without making it.
+// HasTable returns whether the network namespace of the thread has a table of a variant, without
+// making it.
 func (v Variant) HasTable(name string) bool {
 	if v == Legacy {
 		for _, file := range legacyNames {

@@ -24,7 +24,8 @@ type Identity struct {
 	key         ed25519.PrivateKey
 }
 
-// NewIdentity returns the identity of the node that a certificate names, by the key of the certificate.
+// NewIdentity returns the identity of the node that a certificate names, by the key of the
+// certificate.
 func NewIdentity(certificate *x509.Certificate, key ed25519.PrivateKey) (*Identity, error) {
 	public, ok := certificate.PublicKey.(ed25519.PublicKey)
 	if !ok || !public.Equal(key.Public()) {
@@ -33,8 +34,8 @@ func NewIdentity(certificate *x509.Certificate, key ed25519.PrivateKey) (*Identi
 	return &Identity{Node: nodeOf(certificate), certificate: certificate.Raw, key: key}, nil
 }
 
-// NewCodec returns a codec that believes the nodes whose certificates one of the authorities has signed. Without an identity it
-// only reads.
+// NewCodec returns a codec that believes the nodes whose certificates one of the authorities has
+// signed. Without an identity it only reads.
 func NewCodec(authorities []*x509.Certificate, own *Identity) (*Codec, error) {
 	if len(authorities) == 0 {
 		return nil, errors.New("there is no authority")
@@ -98,8 +99,8 @@ func (s *senders) forget(certificate []byte) {
 	delete(s.known, string(certificate))
 }
 
-// verify returns the node of a certificate that an authority has signed. When its time began does not matter: a node whose clock
-// is behind would hear nobody, and none is signed for a later time.
+// verify returns the node of a certificate that an authority has signed. When its time began does
+// not matter: a node whose clock is behind would hear nobody, and none is signed for a later time.
 func (s *senders) verify(der []byte) (sender, error) {
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {

@@ -22,8 +22,9 @@ import (
 	"github.com/berth-dev/berth/agent/answering/datagram"
 )
 
-// Unicast is a node's UDP socket for messages to one node: they reach a node that is cut off from a segment, if it has
-// another network. It knows the InternalIPs of the nodes that were heard in the last hour. The methods may run in parallel.
+// Unicast is a node's UDP socket for messages to one node: they reach a node that is cut off from a
+// segment, if it has another network. It knows the InternalIPs of the nodes that were heard in the
+// last hour. The methods may run in parallel.
 type Unicast struct {
 	options Options
 	own     netip.Addr
@@ -43,12 +44,13 @@ type host struct {
 // knownFor is how long a node is known after it was heard.
 const knownFor = time.Hour
 
-// pause follows each datagram, so that nobody who reaches the socket has the node read more than a thousand a second. The
-// kernel drops more than its buffer has room for.
+// pause follows each datagram, so that nobody who reaches the socket has the node read more than a
+// thousand a second. The kernel drops more than its buffer has room for.
 const pause = time.Millisecond
 
-// OpenUnicast returns the socket of a node, in the network namespace of this goroutine's thread. own is the node's
-// InternalIP, which need not be there yet. Datagrams wait for Run from now on. Of the options, Unicast is not used.
+// OpenUnicast returns the socket of a node, in the network namespace of this goroutine's thread.
+// own is the node's InternalIP, which need not be there yet. Datagrams wait for Run from now on. Of
+// the options, Unicast is not used.
 func OpenUnicast(ctx context.Context, own netip.Addr, options Options) (*Unicast, error) {
 	freebind := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var set error
@@ -71,7 +73,8 @@ func OpenUnicast(ctx context.Context, own netip.Addr, options Options) (*Unicast
 // Close ends the socket.
 func (u *Unicast) Close() error { return u.conn.Close() }
 
-// Run calls heard with each message of another node, until ctx ends, and returns nil then. It is called once.
+// Run calls heard with each message of another node, until ctx ends, and returns nil then. It is
+// called once.
 func (u *Unicast) Run(ctx context.Context, heard func(answering.Message)) error {
 	defer context.AfterFunc(ctx, func() { _ = u.conn.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, datagram.MaxSize+1)
@@ -157,7 +160,8 @@ func (u *Unicast) send(codec *datagram.Codec, messages []answering.Message) erro
 	return errors.Join(errs...)
 }
 
-// write does not wait for room in the socket's buffer: datagrams to a node that is off stay there until the kernel has given it up.
+// write does not wait for room in the socket's buffer: datagrams to a node that is off stay there
+// until the kernel has given it up.
 func (u *Unicast) write(d []byte, addr netip.Addr) error {
 	var to unix.Sockaddr
 	if addr.Is4() {

@@ -18,8 +18,8 @@ const TableName = "berth-overlay"
 
 // Spec describes the table.
 type Spec struct {
-	// Bridge is the link of the node's pods where they are on a bridge, that of flannel. Otherwise each pod
-	// has a link of its own (package podlink).
+	// Bridge is the link of the node's pods where they are on a bridge, that of flannel. Otherwise
+	// each pod has a link of its own (package podlink).
 	Bridge string
 	// Subnets are the node's own pod CIDRs.
 	Subnets []netip.Prefix
@@ -27,8 +27,8 @@ type Spec struct {
 	Inside []iprange.Range
 	// Masquerade is false where somebody else masquerades.
 	Masquerade bool
-	// Tunnel is the UDP port by which packets come from other nodes, 0 where there is none, and Peers are
-	// the addresses of these nodes.
+	// Tunnel is the UDP port by which packets come from other nodes, 0 where there is none, and Peers
+	// are the addresses of these nodes.
 	Tunnel uint16
 	Peers  []netip.Addr
 }
@@ -123,8 +123,8 @@ func tunnelRules(port uint16) (all []nftables.Rule) {
 	return all
 }
 
-// wrappedRules keep packets that the node forwards from the tunnels of others: these would take the node for
-// their sender where it masquerades them. The node may be the router of other nodes.
+// wrappedRules keep packets that the node forwards from the tunnels of others: these would take the
+// node for their sender where it masquerades them. The node may be the router of other nodes.
 func wrappedRules(port uint16) (all []nftables.Rule) {
 	for _, ip := range nftables.IPs {
 		all = append(all, nftables.NewRule("only nodes wrap packets", ip.Is, toTunnel(port), nftables.In("peers"+ip.Suffix, ip.DAddr), nftables.NotIn("peers"+ip.Suffix, ip.SAddr), nftables.Drop))

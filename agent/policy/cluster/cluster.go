@@ -25,9 +25,9 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Sink receives each change; policy.Index is one. Its methods are called one at a time, and each sees
-// the cluster as it is just after the change that it receives. They do no I/O, and call neither Do,
-// Ensure nor Wait. The values are the sink's: nobody changes them.
+// Sink receives each change; policy.Index is one. Its methods are called one at a time, and each
+// sees the cluster as it is just after the change that it receives. They do no I/O, and call
+// neither Do, Ensure nor Wait. The values are the sink's: nobody changes them.
 type Sink interface {
 	SetNetworkPolicy(p *networkingv1.NetworkPolicy)
 	DeleteNetworkPolicy(namespace, name string)
@@ -171,8 +171,8 @@ func (c *Cluster) HasSynced() bool {
 	return c.missing() == ""
 }
 
-// Wait returns nil when HasSynced, and an error that names the missing objects when the context ends
-// before.
+// Wait returns nil when HasSynced, and an error that names the missing objects when the context
+// ends before.
 func (c *Cluster) Wait(ctx context.Context) error {
 	for {
 		c.mu.Lock()
@@ -328,7 +328,8 @@ func (c *Cluster) isKnown(need scope) bool {
 	return c.namespacesRead && c.podsRead >= need && (need < allNodes || c.floating.read) && (need < withNodes || c.nodesRead)
 }
 
-// lower notes that no more pods than that will be held; it returns false where they are needed again.
+// lower notes that no more pods than that will be held; it returns false where they are needed
+// again.
 func (c *Cluster) lower(to scope) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -402,8 +403,9 @@ func (c *Cluster) clusterFeed() *feed {
 	return f
 }
 
-// noteAbsence notes that ClusterNetworkPolicies are installed and not served. Known ones stay. Where none are
-// known, the first of a new kind may come later; but an agent that begins now cannot tell that there are none.
+// noteAbsence notes that ClusterNetworkPolicies are installed and not served. Known ones stay.
+// Where none are known, the first of a new kind may come later; but an agent that begins now cannot
+// tell that there are none.
 func (c *Cluster) noteAbsence(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -417,15 +419,16 @@ func (c *Cluster) noteAbsence(err error) {
 	c.tellNews()
 }
 
-// Unserved returns why ClusterNetworkPolicies cannot be read though they are installed; nil where they can.
+// Unserved returns why ClusterNetworkPolicies cannot be read though they are installed; nil where
+// they can.
 func (c *Cluster) Unserved() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.unserved
 }
 
-// policyFeed returns the feed of a kind of policies: pass counts its listings, read says that there was
-// one, needOf returns which pods must be known for a policy, and tell tells the sink of it.
+// policyFeed returns the feed of a kind of policies: pass counts its listings, read says that there
+// was one, needOf returns which pods must be known for a policy, and tell tells the sink of it.
 func policyFeed[P metav1.Object](c *Cluster, kind string, source cache.ListerWatcher, pass *uint32, read *bool, needOf func(P) scope, tell func(P)) *feed {
 	return newFeed(c, kind, source, func() { *pass++ },
 		func(p P, _ bool) {
@@ -613,7 +616,8 @@ func (c *Cluster) sweepNodes(version string) {
 	c.nodes.sweepPods(policy.NodeNamespace, version, c.tellPod)
 }
 
-// nodeOf returns a node with "the IPs present in the node.Status.Addresses field", beside which there are names.
+// nodeOf returns a node with "the IPs present in the node.Status.Addresses field", beside which
+// there are names.
 func nodeOf(n *corev1.Node) *policy.Pod {
 	node := &policy.Pod{NamespacedName: nodeName(n), UID: n.UID, Labels: n.Labels}
 	for _, a := range n.Status.Addresses {

@@ -30,8 +30,8 @@ type feed struct {
 	source cache.ListerWatcher
 	// selector is of fields.
 	selector string
-	// absent is called where the API server does not serve the kind; nil where it always does. Nobody knows
-	// then which objects there are.
+	// absent is called where the API server does not serve the kind; nil where it always does. Nobody
+	// knows then which objects there are.
 	absent func(error)
 
 	// begin is called before all objects are read, end after it with the version that was read: an

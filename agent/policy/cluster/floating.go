@@ -13,7 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// floating has the floating IPs of pods. A pod's status has one address of each family, and one that was bound just now has none there.
+// floating has the floating IPs of pods. A pod's status has one address of each family, and one
+// that was bound just now has none there.
 type floating struct {
 	holders map[netip.Addr]holder
 	// of are the addresses of holders, by the pods' UIDs.
@@ -104,7 +105,8 @@ func (c *Cluster) hold(a netip.Addr, next holder) {
 	}
 }
 
-// podOf returns a pod with the addresses of its status and its floating IPs, nil where it counts for no policy.
+// podOf returns a pod with the addresses of its status and its floating IPs, nil where it counts
+// for no policy.
 func (c *Cluster) podOf(p *corev1.Pod) *policy.Pod {
 	addresses := podAddresses(p)
 	for _, a := range c.floating.of[p.UID] {

@@ -87,8 +87,8 @@ type record struct {
 	pass uint32
 }
 
-// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, which the API server does not make, or several
-// addresses are of one family, as of several pools.
+// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, which the
+// API server does not make, or several addresses are of one family, as of several pools.
 type odd struct {
 	uid       types.UID
 	addresses []netip.Addr

@@ -242,8 +242,8 @@ func (s *store) podsOf(namespace string) iter.Seq[*policy.Pod] {
 	}
 }
 
-// isNewer returns whether an object is not older than its version that was read ahead of the watch; if
-// so, the watch has caught up.
+// isNewer returns whether an object is not older than its version that was read ahead of the watch;
+// if so, the watch has caught up.
 func (s *store) isNewer(name types.NamespacedName, version string) bool {
 	read, ok := s.ahead[name]
 	if !ok {
@@ -288,7 +288,8 @@ func (s *store) sweepNamespaces(version string) []string {
 	return gone
 }
 
-// sweepPods forgets the pods of one namespace that were not in the last reading of all, and yields each.
+// sweepPods forgets the pods of one namespace that were not in the last reading of all, and yields
+// each.
 func (s *store) sweepPods(namespace, version string, gone func(podUpdate)) {
 	sp := s.spaces[namespace]
 	if sp == nil {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package connections ends the connections that a ruleset would not let begin, and lets them go on
-// where a later ruleset would. It does so by a bit of the kernel's connection mark, which the rules of
-// every backend ask for: a connection that is marked stays in the kernel's table, so its packets keep it
-// there, and no packet of its other side begins it anew in that direction, which may be allowed.
+// where a later ruleset would. It does so by a bit of the kernel's connection mark, which the rules
+// of every backend ask for: a connection that is marked stays in the kernel's table, so its packets
+// keep it there, and no packet of its other side begins it anew in that direction, which may be
+// allowed.
 package connections
 
 import (
@@ -22,15 +23,16 @@ import (
 	"github.com/berth-dev/berth/cni/conntrack"
 )
 
-// EndedMark is the bit of the connection mark by which rules know a connection that was ended. Programs that
-// share the mark leave it alone: kube-proxy uses the bits 0x4000 and 0x8000 of the packet's mark,
-// Calico 0xffff0000, Cilium 0x0f00.
+// EndedMark is the bit of the connection mark by which rules know a connection that was ended.
+// Programs that share the mark leave it alone: kube-proxy uses the bits 0x4000 and 0x8000 of the
+// packet's mark, Calico 0xffff0000, Cilium 0x0f00.
 const EndedMark = 0x2000
 
-// EndConnections ends the connections of addresses whose first packet the ruleset would drop, lets connections go on that
-// an earlier call ended and that it would allow, and returns how many it ended and how many are ended now. It
-// touches no other one. It reads all connections of the namespace. Each address has the name of its interface in the
-// namespace of a pod; on the node the names are empty.
+// EndConnections ends the connections of addresses whose first packet the ruleset would drop, lets
+// connections go on that an earlier call ended and that it would allow, and returns how many it
+// ended and how many are ended now. It touches no other one. It reads all connections of the
+// namespace. Each address has the name of its interface in the namespace of a pod; on the node the
+// names are empty.
 func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
 	judge := &judge{
 		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
@@ -69,8 +71,8 @@ type judge struct {
 	// addresses have their interfaces.
 	addresses map[netip.Addr]string
 	// onNode is true for a ruleset of hook forward, and node has the addresses of the node then:
-	// packets from and to them do not pass hook forward. That is so of addresses of Services on a link of the
-	// node as well: what is sent on from there to a pod has the pod's address in Reply.
+	// packets from and to them do not pass hook forward. That is so of addresses of Services on a link
+	// of the node as well: what is sent on from there to a pod has the pod's address in Reply.
 	onNode bool
 	node   map[netip.Addr]bool
 }
@@ -120,19 +122,19 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	return isDestination && j.in.Walk(packet).Verdict == ruleset.Drop
 }
 
-// decides returns whether the ruleset decides about a connection. The node's decides about all that were
-// ended there: the pod may be governed no more.
+// decides returns whether the ruleset decides about a connection. The node's decides about all that
+// were ended there: the pod may be governed no more.
 func (j *judge) decides(f *conntrack.Flow) bool {
 	_, source := j.addresses[f.Original.Source.Addr()]
 	_, destination := j.addresses[f.Reply.Source.Addr()]
 	return source || destination || j.onNode && f.Mark&EndedMark != 0
 }
 
-// Adopt has the kernel track connections that began before tracking, each as begun by the side that began it:
-// else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
-// the kernel did not see it begin and has the other side as the one that began, and the connection is certain or
-// replace is true. What the kernel saw counts for more than sockets, of which one that listens no more looks like one
-// that began its connections.
+// Adopt has the kernel track connections that began before tracking, each as begun by the side that
+// began it: else the kernel takes the side whose packet comes next for that. A tracked connection
+// stays as it is, unless the kernel did not see it begin and has the other side as the one that
+// began, and the connection is certain or replace is true. What the kernel saw counts for more than
+// sockets, of which one that listens no more looks like one that began its connections.
 func (n Namespace) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
 	if len(all) == 0 {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// Namespace is the path of a network namespace. An empty path stands for the network namespace of the calling
-// process. Methods block for the kernel and may be called in parallel.
+// Namespace is the path of a network namespace. An empty path stands for the network namespace of
+// the calling process. Methods block for the kernel and may be called in parallel.
 type Namespace string
 
 // Do calls f on a thread in the namespace.

@@ -22,10 +22,11 @@ type connection struct {
 	from, to netip.AddrPort
 }
 
-// adopt tells the kernel, where it begins to track connections for a target, which ones the pods already
-// have: policies judge a connection by the side that began it. It is called before the kernel begins, and
-// once more afterwards with the first call's result, for connections that began in between. Where it fails,
-// such connections may survive a policy that forbids them, and nothing else.
+// adopt tells the kernel, where it begins to track connections for a target, which ones the pods
+// already have: policies judge a connection by the side that began it. It is called before the
+// kernel begins, and once more afterwards with the first call's result, for connections that began
+// in between. Where it fails, such connections may survive a policy that forbids them, and nothing
+// else.
 func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopted {
 	e.mu.Lock()
 	t, _ := e.target(key)
@@ -68,7 +69,8 @@ func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopte
 	return now
 }
 
-// each returns each connection once, of which the sockets of both sides may have been seen, in any order.
+// each returns each connection once, of which the sockets of both sides may have been seen, in any
+// order.
 func each(seen []socket.Connection) []socket.Connection {
 	all := map[connection]socket.Connection{}
 	for _, c := range seen {
@@ -83,8 +85,9 @@ func each(seen []socket.Connection) []socket.Connection {
 	return slices.Collect(maps.Values(all))
 }
 
-// isBetter returns whether one side's view of a connection counts and not the other's: where a socket listens at one
-// side the other one began. Where that is not so, or of both, the side with the higher port did: servers have low ones.
+// isBetter returns whether one side's view of a connection counts and not the other's: where a
+// socket listens at one side the other one began. Where that is not so, or of both, the side with
+// the higher port did: servers have low ones.
 func isBetter(c, other socket.Connection) bool {
 	if c.Certain != other.Certain {
 		return c.Certain

@@ -20,9 +20,10 @@ const (
 	foreignLooks  = 5
 )
 
-// Prepare comes before the first interface of a container, or before some are made again: the policies are known, and where they
-// select the pod, nothing comes to it, or by the ones that are made again, until Enforce. It blocks for the policies, the API server and the
-// kernel; a pod that no policy may govern waits for nothing.
+// Prepare comes before the first interface of a container, or before some are made again: the
+// policies are known, and where they select the pod, nothing comes to it, or by the ones that are
+// made again, until Enforce. It blocks for the policies, the API server and the kernel; a pod that
+// no policy may govern waits for nothing.
 func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 	if !e.Pods.include(c) {
 		return nil
@@ -73,8 +74,8 @@ func (e *Enforcer) open(told Container) error {
 	return nil
 }
 
-// Enforce comes when all interfaces of a container are there, and before anything runs in it. When it
-// returns, the policies that select the pod are in the kernel. It blocks for the kernel.
+// Enforce comes when all interfaces of a container are there, and before anything runs in it. When
+// it returns, the policies that select the pod are in the kernel. It blocks for the kernel.
 func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if !e.Pods.include(c) {
 		e.note(c, nil)
@@ -119,7 +120,8 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err := e.wait(ctx, c.ID, version); err != nil {
 		return err
 	}
-	// They passed the node before the rules were there, and would come to the pod after its gate is open.
+	// They passed the node before the rules were there, and would come to the pod after its gate is
+	// open.
 	if err := e.Kernel.DropQueued(c.fresh()); err != nil {
 		return fmt.Errorf("drop packets that wait for the pod's link-layer address: %w", err)
 	}
@@ -178,8 +180,8 @@ func (e *Enforcer) Forget(uid string) {
 	e.Soon()
 }
 
-// Reopen opens the gate that an interrupted ADD left in the namespace of a container. It blocks for the
-// kernel.
+// Reopen opens the gate that an interrupted ADD left in the namespace of a container. It blocks for
+// the kernel.
 func (e *Enforcer) Reopen(netns string) error {
 	isNode, err := e.Kernel.IsNode(netns)
 	if isNode || isGone(err) {

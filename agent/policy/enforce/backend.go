@@ -22,8 +22,8 @@ import (
 // Backend brings rulesets into the kernel.
 type Backend string
 
-// The backends. BackendAuto stands for the one that the node's kube-proxy and kubelet use, and BackendIPTables for
-// its iptables of the two.
+// The backends. BackendAuto stands for the one that the node's kube-proxy and kubelet use, and
+// BackendIPTables for its iptables of the two.
 const (
 	BackendAuto           Backend = "auto"
 	BackendIPTables       Backend = "iptables"
@@ -47,8 +47,8 @@ func (b Backend) Validate() error {
 type node struct {
 	// kubeProxy says that kube-proxy has rules of its mode nftables.
 	kubeProxy bool
-	// variant is the iptables of kubelet or kube-proxy; has is false where neither has chains, and then it is the
-	// variant of anybody.
+	// variant is the iptables of kubelet or kube-proxy; has is false where neither has chains, and
+	// then it is the variant of anybody.
 	variant xtables.Variant
 	has     bool
 	// problem says why iptables and ipset do not work; it is empty where they do.
@@ -75,7 +75,8 @@ func (n node) choose(wanted Backend) (Backend, string, error) {
 	return variant, "kubelet or kube-proxy has chains of it", nil
 }
 
-// ChooseBackend returns the backend for a value that an operator gave, and logs why. It asks the kernel.
+// ChooseBackend returns the backend for a value that an operator gave, and logs why. It asks the
+// kernel.
 func ChooseBackend(ctx context.Context, wanted Backend) (Backend, error) {
 	var n node
 	tables, err := nftables.Tables(0)
@@ -131,8 +132,8 @@ var present = sync.OnceValue(func() []Backend {
 	return all
 })
 
-// succession is the rules of one backend, which removes the rules that an agent with another one made: once its own
-// stand, so that at no moment there are none.
+// succession is the rules of one backend, which removes the rules that an agent with another one
+// made: once its own stand, so that at no moment there are none.
 type succession struct {
 	Table
 	others []Table

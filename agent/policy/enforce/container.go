@@ -20,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// Container is a container of a pod with a network of its own, or a pod whose containers are not known.
+// Container is a container of a pod with a network of its own, or a pod whose containers are not
+// known.
 type Container struct {
 	// Pod has the UID of the pod in the API.
 	Pod api.Pod
@@ -39,8 +40,8 @@ type Container struct {
 	NetAdmins []string
 	// Foreign says that another program makes its interfaces, when ADD has ended.
 	Foreign bool
-	// Remade has the interfaces that are made again while the container runs, with their new addresses once these are known; nil in
-	// an ADD, which makes all.
+	// Remade has the interfaces that are made again while the container runs, with their new addresses
+	// once these are known; nil in an ADD, which makes all.
 	Remade map[string][]netip.Addr
 }
 
@@ -79,8 +80,9 @@ type container struct {
 	governed bool
 	// closed says that Prepare closed its gate.
 	closed bool
-	// place is where its packets can be seen; it is to be found, or found again, unless placed. It counts once
-	// it is known: where it was never found in NetNS, nobody knows which rules its namespace must have.
+	// place is where its packets can be seen; it is to be found, or found again, unless placed. It
+	// counts once it is known: where it was never found in NetNS, nobody knows which rules its
+	// namespace must have.
 	place         place.Place
 	placed, known bool
 	// placeErr is why it could not be found the last time, and misses how often in a row.
@@ -130,7 +132,8 @@ func (c *container) settlePlace(p place.Place) {
 	c.place, c.placed, c.known, c.placeErr, c.misses = p, true, true, nil, 0
 }
 
-// leave has the table of a container removed, and the container forgotten then. The caller holds the lock.
+// leave has the table of a container removed, and the container forgotten then. The caller holds
+// the lock.
 func (e *Enforcer) leave(c *container) {
 	if c.target == nil {
 		delete(e.containers, c.ID)
@@ -140,8 +143,8 @@ func (e *Enforcer) leave(c *container) {
 	e.queue.Add(c.ID)
 }
 
-// note stores a container as an ADD tells it, with its place; nil means that the place is to be found, and is
-// as before until then.
+// note stores a container as an ADD tells it, with its place; nil means that the place is to be
+// found, and is as before until then.
 func (e *Enforcer) note(told Container, p *place.Place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -245,8 +248,8 @@ func (e *Enforcer) findPlaces(ctx context.Context) {
 // The waits after the place of a container was not found a first time and at most.
 const firstLook, lastLook = time.Second, recheck
 
-// findPlace notes the place of a container. One whose namespace is gone has none; one whose place cannot be found
-// keeps the place that it has; misses is how often in a row.
+// findPlace notes the place of a container. One whose namespace is gone has none; one whose place
+// cannot be found keeps the place that it has; misses is how often in a row.
 func (e *Enforcer) findPlace(of Container) (misses int, err error) {
 	p, err := e.Kernel.Find(of.NetNS, of.Interfaces)
 	e.mu.Lock()
@@ -268,8 +271,8 @@ func (e *Enforcer) findPlace(of Container) (misses int, err error) {
 	return 0, nil
 }
 
-// localsOf joins the containers of each pod. An address belongs to the container that lives, and to a
-// pod whose containers are not known only where no container has it.
+// localsOf joins the containers of each pod. An address belongs to the container that lives, and to
+// a pod whose containers are not known only where no container has it.
 func localsOf(all iter.Seq[*container]) []policy.Local {
 	order := slices.SortedFunc(all, func(a, b *container) int { return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.ID, b.ID)) })
 	taken := map[netip.Addr]bool{}

@@ -35,8 +35,8 @@ type objects interface {
 	Unserved() error
 }
 
-// Table is table.Table. Apply, Remove and Verify are called one at a time. Counters, Adopt and EndConnections are
-// called in parallel to these and to each other.
+// Table is table.Table. Apply, Remove and Verify are called one at a time. Counters, Adopt and
+// EndConnections are called in parallel to these and to each other.
 type Table interface {
 	// Apply brings a ruleset into the kernel in one transaction.
 	Apply(ctx context.Context, rs *ruleset.Ruleset) error
@@ -46,8 +46,9 @@ type Table interface {
 	// replaces all.
 	Verify(ctx context.Context) error
 	// EndConnections ends the connections of addresses whose first packet the ruleset would drop, and
-	// lets ended ones begin again whose first packet it would accept. It returns how many it ended, and how many are
-	// ended now. Each address has the name of its interface in the namespace of a pod.
+	// lets ended ones begin again whose first packet it would accept. It returns how many it ended,
+	// and how many are ended now. Each address has the name of its interface in the namespace of a
+	// pod.
 	EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error)
 	// Adopt has the kernel track connections that it may not know; known ones it replaces where asked
 	// to.
@@ -82,7 +83,8 @@ const (
 	recheck = time.Minute
 	// patience is how long an ADD waits until the policies are known.
 	patience = 30 * time.Second
-	// workers is how many tables are written, and how many have their connections looked at, at a time.
+	// workers is how many tables are written, and how many have their connections looked at, at a
+	// time.
 	workers = 4
 	// Waits after a first failure and at most.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
@@ -140,8 +142,9 @@ func New(o Options) *Enforcer {
 	return e
 }
 
-// told has the tables written after a change of the cluster. After one of a policy the containers are listed again, because the
-// places of pods are not known while there is no policy. It is called within Objects.Do.
+// told has the tables written after a change of the cluster. After one of a policy the containers
+// are listed again, because the places of pods are not known while there is no policy. It is called
+// within Objects.Do.
 func (e *Enforcer) told(ofPolicy bool) {
 	if ofPolicy {
 		e.Soon()
@@ -169,8 +172,8 @@ func (e *Enforcer) Recheck() {
 	e.Soon()
 }
 
-// Run follows the cluster and the containers and keeps the kernel as the policies say until the context
-// ends. The kernel stays as it is then.
+// Run follows the cluster and the containers and keeps the kernel as the policies say until the
+// context ends. The kernel stays as it is then.
 func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	stop := context.AfterFunc(ctx, func() { e.queue.ShutDown(); e.sweeps.ShutDown() })
 	defer stop()

@@ -32,9 +32,10 @@ const (
 	// carried out as it is written, and allows nothing; agents that have pods of its namespace say so.
 	// Do: correct the policy as the note says.
 	EventProblem = "NetworkPolicyProblem"
-	// EventNotServed (Warning on CustomResourceDefinition): the API server does not serve the version of
-	// ClusterNetworkPolicies that agents read. Known policies hold as they were, and changes are not seen;
-	// an agent that starts attaches no pods. Do: have the definition serve the version that the note names.
+	// EventNotServed (Warning on CustomResourceDefinition): the API server does not serve the version
+	// of ClusterNetworkPolicies that agents read. Known policies hold as they were, and changes are
+	// not seen; an agent that starts attaches no pods. Do: have the definition serve the version that
+	// the note names.
 	EventNotServed = "ClusterNetworkPoliciesNotServed"
 )
 
@@ -119,8 +120,8 @@ func (e *Enforcer) tellPods(ctx context.Context, governed map[types.UID]bool) {
 	}
 }
 
-// tellPolicies records the problems of policies. A node leaves the event to the nodes that have pods of
-// the policy.
+// tellPolicies records the problems of policies. A node leaves the event to the nodes that have
+// pods of the policy.
 func (e *Enforcer) tellPolicies(ctx context.Context, found []policy.Problem, concerns func(policy.Problem) bool) {
 	e.mu.Lock()
 	before := e.problems
@@ -162,8 +163,8 @@ func reference(p policy.Problem) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: version.String(), Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }
 
-// unenforced returns why policies do not hold for all packets of pods, as events told it. The caller
-// holds the lock.
+// unenforced returns why policies do not hold for all packets of pods, as events told it. The
+// caller holds the lock.
 func (e *Enforcer) unenforced() map[api.Pod]string {
 	all := map[api.Pod][]string{}
 	for c := range e.live() {

@@ -42,7 +42,8 @@ func (s size) plus(o size) size {
 type summary struct {
 	tables, failing int
 	node, pods      size
-	// compared is when the table was compared whole with the kernel for which this was the longest ago.
+	// compared is when the table was compared whole with the kernel for which this was the longest
+	// ago.
 	compared time.Time
 	unknown  bool
 	failures []string
@@ -84,8 +85,8 @@ func (e *Enforcer) summarize() summary {
 	return s
 }
 
-// governed counts the pods that policies govern, if they select them, and the other pods of the node that have a
-// network of their own.
+// governed counts the pods that policies govern, if they select them, and the other pods of the
+// node that have a network of their own.
 func (e *Enforcer) governed() (governed, others int) {
 	is := map[types.UID]bool{}
 	e.mu.Lock()

@@ -13,7 +13,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Kernel is the kernel of the node. Its functions block for it and are safe in parallel for different namespaces.
+// Kernel is the kernel of the node. Its functions block for it and are safe in parallel for
+// different namespaces.
 type Kernel struct {
 	// Table returns the rules of a network namespace, of the node where the path is empty.
 	Table func(netns string) Table
@@ -35,7 +36,8 @@ type Kernel struct {
 	Open  func(netns string) error
 }
 
-// NewKernel returns the kernel of the node that the process runs on. The backend is one that ChooseBackend returned.
+// NewKernel returns the kernel of the node that the process runs on. The backend is one that
+// ChooseBackend returned.
 func NewKernel(backend Backend, shower *place.Shower) Kernel {
 	return Kernel{
 		Table: backend.rules, Find: place.Find, IsNode: place.IsNode, NodeAddresses: place.NodeAddresses, Show: shower.Show,

@@ -23,8 +23,8 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Leftovers lists the rules of policies in the namespaces of pods, whose paths are in a folder, and those of the node
-// in iptables. Package netfilter lists the node's table of nftables.
+// Leftovers lists the rules of policies in the namespaces of pods, whose paths are in a folder, and
+// those of the node in iptables. Package netfilter lists the node's table of nftables.
 func Leftovers(folder string) ([]leftover.Item, error) {
 	var items []leftover.Item
 	var errs []error
@@ -56,9 +56,9 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 	return items, errors.Join(errs...)
 }
 
-// Sweep removes the rules of policies from the node and from the network namespaces of its pods, for an
-// agent that enforces none: nobody would follow changes of the policies any more. It leaves a path that
-// leads to no namespace of a pod.
+// Sweep removes the rules of policies from the node and from the network namespaces of its pods,
+// for an agent that enforces none: nobody would follow changes of the policies any more. It leaves
+// a path that leads to no namespace of a pod.
 func Sweep(ctx context.Context, namespaces []string) error {
 	errs := []error{removeAll(ctx, ""), port.Guard(nil)}
 	for _, path := range namespaces {

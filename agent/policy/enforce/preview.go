@@ -23,7 +23,8 @@ import (
 
 // preview is what the node would be if policies governed all of its pods.
 type preview struct {
-	// pods are the pods that would be governed newly and that policies select, and at has them by address.
+	// pods are the pods that would be governed newly and that policies select, and at has them by
+	// address.
 	pods map[types.UID]*previewed
 	at   map[netip.Addr]*previewed
 	// now and next are the rulesets of the node, each with the base chain of one direction.
@@ -31,7 +32,8 @@ type preview struct {
 	denied    map[denied]int
 	// more counts the denied connections beyond mostDenied different ones.
 	more int
-	// node are the addresses of the node, which the pods reach and which reach the pods, whatever policies say.
+	// node are the addresses of the node, which the pods reach and which reach the pods, whatever
+	// policies say.
 	node map[netip.Addr]bool
 	told *inquiry.PolicyPreview
 }
@@ -61,8 +63,9 @@ type previewed struct {
 	sockets bool
 }
 
-// Preview says what would change if policies governed all pods of the node: it compiles the policies for them, and
-// looks which open connections the rules would not let begin. It changes nothing, and blocks for the kernel.
+// Preview says what would change if policies governed all pods of the node: it compiles the
+// policies for them, and looks which open connections the rules would not let begin. It changes
+// nothing, and blocks for the kernel.
 func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) {
 	select {
 	case <-e.started:
@@ -94,7 +97,8 @@ func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) 
 	return p.told, nil
 }
 
-// Survey is Preview on a node whose agent enforces no policies: it reads all that they need, and keeps nothing.
+// Survey is Preview on a node whose agent enforces no policies: it reads all that they need, and
+// keeps nothing.
 func Survey(ctx context.Context, o Options, all containers) (*inquiry.PolicyPreview, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	e := New(o)
@@ -188,7 +192,8 @@ func sides(node *ruleset.Ruleset) map[ruleset.Direction]*ruleset.Ruleset {
 	return map[ruleset.Direction]*ruleset.Ruleset{ruleset.Ingress: only(node, ruleset.Ingress), ruleset.Egress: only(node, ruleset.Egress)}
 }
 
-// readSockets reads the connections of the pods' sockets, and judges the ones that do not pass the node.
+// readSockets reads the connections of the pods' sockets, and judges the ones that do not pass the
+// node.
 func (p *preview) readSockets(ctx context.Context, e *Enforcer) {
 	for _, pod := range p.pods {
 		pod.open, pod.sockets = map[connection]bool{}, true
@@ -246,8 +251,8 @@ func (p *preview) judgeTracked(e *Enforcer) error {
 // judgedProtocols have connections. The kernel tracks others, too, such as the answer to a ping.
 var judgedProtocols = []ruleset.Protocol{ruleset.TCP, ruleset.UDP, ruleset.SCTP}
 
-// judge judges a tracked connection on one side of it, where it is the pod's. The pod's socket has it as socket;
-// without a socket of TCP it has ended, and the kernel remembers it for a while.
+// judge judges a tracked connection on one side of it, where it is the pod's. The pod's socket has
+// it as socket; without a socket of TCP it has ended, and the kernel remembers it for a while.
 func (p *preview) judge(pod *previewed, d ruleset.Direction, socket, seen connection) {
 	if pod == nil || !slices.Contains(judgedProtocols, ruleset.Protocol(socket.protocol)) {
 		return
@@ -262,7 +267,8 @@ func (p *preview) judge(pod *previewed, d ruleset.Direction, socket, seen connec
 	p.judgeOnNode(pod, d, seen)
 }
 
-// judgeUntracked judges the connections of sockets that the node does not track: nothing translates these.
+// judgeUntracked judges the connections of sockets that the node does not track: nothing translates
+// these.
 func (p *preview) judgeUntracked() {
 	for _, pod := range p.pods {
 		for c := range pod.open {

@@ -13,15 +13,16 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// The wait after connections were looked at, and how many times as long as that took it is at least: there
-// may be a million.
+// The wait after connections were looked at, and how many times as long as that took it is at
+// least: there may be a million.
 const (
 	endPause = time.Second
 	endShare = 20
 )
 
-// sweep ends the connections that the ruleset in the kernel forbids. One worker at a time does so for a key, and
-// writes of the target do not wait for it: after a write that comes meanwhile the connections are looked at again.
+// sweep ends the connections that the ruleset in the kernel forbids. One worker at a time does so
+// for a key, and writes of the target do not wait for it: after a write that comes meanwhile the
+// connections are looked at again.
 func (e *Enforcer) sweep(ctx context.Context, key string) error {
 	e.mu.Lock()
 	t, p := e.target(key)

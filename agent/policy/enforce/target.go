@@ -46,8 +46,8 @@ type target struct {
 	err   error
 	// since is the time when err began.
 	since time.Time
-	// open says that connections may be open that written forbids, and reopened that this was said after the last
-	// look at them began. The next look is not before quiet.
+	// open says that connections may be open that written forbids, and reopened that this was said
+	// after the last look at them began. The next look is not before quiet.
 	open, reopened bool
 	quiet          time.Time
 	// noneEnded says that the last look left no connection ended that a later ruleset may let go on.
@@ -61,7 +61,8 @@ type target struct {
 // isClean returns whether the kernel is known to have no table.
 func (t *target) isClean() bool { return t.written != nil && isEmpty(t.written) }
 
-// reopen notes that connections may be open that are forbidden. The caller holds the lock, and queues the sweep.
+// reopen notes that connections may be open that are forbidden. The caller holds the lock, and
+// queues the sweep.
 func (t *target) reopen() { t.open, t.reopened = true, true }
 
 // isEmpty returns whether a ruleset lets everything pass.
@@ -86,8 +87,8 @@ func (e *Enforcer) targets() iter.Seq2[string, *target] {
 	}
 }
 
-// target returns the target of a key, and the place of its container; nil where there is none. The caller
-// holds the lock.
+// target returns the target of a key, and the place of its container; nil where there is none. The
+// caller holds the lock.
 func (e *Enforcer) target(key string) (*target, place.Place) {
 	if key == nodeKey {
 		return e.node, place.Place{}
@@ -99,8 +100,8 @@ func (e *Enforcer) target(key string) (*target, place.Place) {
 	return c.target, c.place
 }
 
-// enqueue has all tables written, as far as they change. Most pods have none. A table that failed comes
-// again by itself, after its wait.
+// enqueue has all tables written, as far as they change. Most pods have none. A table that failed
+// comes again by itself, after its wait.
 func (e *Enforcer) enqueue() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -168,8 +169,8 @@ type job struct {
 	ports []place.Port
 }
 
-// write brings the ruleset of the index into the table of a target. One worker at a time does so for a
-// key.
+// write brings the ruleset of the index into the table of a target. One worker at a time does so
+// for a key.
 func (e *Enforcer) write(ctx context.Context, key string) error {
 	j := e.start(key)
 	if j == nil {
@@ -191,15 +192,16 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 
 // outcome is that of a try.
 type outcome struct {
-	// restored says that another program had changed the ruleset, so that connections may have begun that it forbids.
+	// restored says that another program had changed the ruleset, so that connections may have begun
+	// that it forbids.
 	restored bool
-	// rules is why the kernel does not have the ruleset, and err why the try failed: also because the ports of bridges
-	// are not guarded.
+	// rules is why the kernel does not have the ruleset, and err why the try failed: also because the
+	// ports of bridges are not guarded.
 	rules, err error
 }
 
-// start returns the job of a key, nil where the key has no target any more, or a pod's rules are not known
-// because its place is not: the table stays as it is then.
+// start returns the job of a key, nil where the key has no target any more, or a pod's rules are
+// not known because its place is not: the table stays as it is then.
 func (e *Enforcer) start(key string) *job {
 	j := &job{key: key}
 	e.mu.Lock()
@@ -349,8 +351,8 @@ func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error)
 	return restored, err
 }
 
-// guardedPorts lists the ports of bridges behind which are pods that policies select. It is called within
-// Objects.Do.
+// guardedPorts lists the ports of bridges behind which are pods that policies select. It is called
+// within Objects.Do.
 func (e *Enforcer) guardedPorts() (all []place.Port) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

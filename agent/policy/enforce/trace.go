@@ -48,8 +48,8 @@ func (e end) String() string {
 	return e.name
 }
 
-// Trace says which policy and which rule decide whether a connection may begin, by the rulesets that
-// this node has of the policies. It does not ask the kernel.
+// Trace says which policy and which rule decide whether a connection may begin, by the rulesets
+// that this node has of the policies. It does not ask the kernel.
 func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 	protocol, ok := protocols[strings.ToUpper(q.Protocol)]
 	if !ok {

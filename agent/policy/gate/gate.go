@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gate keeps packets from a pod while its network is made: from before its first
-// interface until the rules of its policies are in the kernel. Nothing runs in the pod then, but
-// its kernel would answer. It keeps packets from single interfaces of a pod that runs, while these are made again. The gate is a table of its own in the pod's network namespace, beside
-// the table of package table.
+// Package gate keeps packets from a pod while its network is made: from before its first interface
+// until the rules of its policies are in the kernel. Nothing runs in the pod then, but its kernel
+// would answer. It keeps packets from single interfaces of a pod that runs, while these are made
+// again. The gate is a table of its own in the pod's network namespace, beside the table of package
+// table.
 package gate
 
 import (
@@ -38,8 +39,9 @@ func closed(interfaces []string) *nftables.Table {
 	}}}
 }
 
-// Close lets no packets into the namespace, or in by these interfaces alone where some are given, but its own, and
-// neighbour discovery, without which plugins cannot make addresses. It blocks for the kernel and is idempotent.
+// Close lets no packets into the namespace, or in by these interfaces alone where some are given,
+// but its own, and neighbour discovery, without which plugins cannot make addresses. It blocks for
+// the kernel and is idempotent.
 func Close(netns string, interfaces ...string) error {
 	err := inside(netns, func(tx *nftables.Transaction) { tx.Replace(closed(interfaces)) })
 	if err != nil {

@@ -39,8 +39,9 @@ func chainsOf(rs *ruleset.Ruleset, rendered map[string]*chain) *chains {
 	return all
 }
 
-// restoreText returns the input of iptables-restore that turns the chains of old into those of want, empty where
-// nothing changes. Old may have entries at other places, which are made anew then.
+// restoreText returns the input of iptables-restore that turns the chains of old into those of
+// want, empty where nothing changes. Old may have entries at other places, which are made anew
+// then.
 func restoreText(old, want *chains) []byte {
 	var declared, rules, gone bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(want.lines)) {
@@ -82,8 +83,8 @@ func restoreText(old, want *chains) []byte {
 // counts are the packets and bytes of the rules of our chains, by the chains' names.
 type counts map[string][]ruleset.Count
 
-// parse reads what iptables-save prints with counters. An empty entry stands for a rule of another program before
-// one of ours.
+// parse reads what iptables-save prints with counters. An empty entry stands for a rule of another
+// program before one of ours.
 func parse(saved string) (*chains, counts) {
 	have, counted := &chains{lines: map[string][]line{}, entries: map[string][]string{}}, counts{}
 	for text := range strings.Lines(saved) {

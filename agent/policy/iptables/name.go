@@ -20,8 +20,8 @@ const (
 	SetPrefix   = "berth-"
 )
 
-// maxChainName is the longest name of a chain (XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_tables.h without
-// its end).
+// maxChainName is the longest name of a chain (XT_EXTENSION_MAXNAMELEN of
+// linux/netfilter/x_tables.h without its end).
 const maxChainName = 28
 
 // hashed is the length of the hashes in names: 95 bits.
@@ -45,7 +45,8 @@ func restName(name string) string {
 	return ChainPrefix + "r" + kindOf(name)[1:] + "-" + hash("rest "+name)
 }
 
-// kindOf returns the two letters at the end of the part before the hash: i4 of i4-abc and of pi4-abc.
+// kindOf returns the two letters at the end of the part before the hash: i4 of i4-abc and of
+// pi4-abc.
 func kindOf(name string) string {
 	before, _, _ := strings.Cut(name, "-")
 	if len(before) < 2 {
@@ -69,16 +70,18 @@ func (n names) set(name string) string {
 // manyChains is the number of chains of a map from which on they are looked for in groups.
 const manyChains = 16
 
-// groupOf returns the group of a chain among many: one of 16, which stays while other chains come and go.
+// groupOf returns the group of a chain among many: one of 16, which stays while other chains come
+// and go.
 func groupOf(chain string) string { return fmt.Sprint("group ", hash(chain)[0]%16) }
 
-// groupChain returns the name of the chain that leads from a group to its chains, in the dispatch of a base chain.
+// groupChain returns the name of the chain that leads from a group to its chains, in the dispatch
+// of a base chain.
 func groupChain(base string, m *ruleset.Map, group string) string {
 	return ChainPrefix + "g" + m.Name[len(m.Name)-1:] + "-" + hash(base+" "+m.Name+" "+group)
 }
 
-// members returns the name of the set of addresses that a map leads to a chain, or to the chains of a
-// group.
+// members returns the name of the set of addresses that a map leads to a chain, or to the chains of
+// a group.
 func (n names) members(m *ruleset.Map, chain string) string {
 	return SetPrefix + m.Name[:1] + m.Name[len(m.Name)-1:] + hash(m.Name + " " + chain)[:hashed-2] + string(n)
 }

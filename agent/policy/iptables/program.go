@@ -45,8 +45,8 @@ func (v programs) program(f ruleset.Family, action string) string {
 	return fmt.Sprintf("%s-%s-%s", command, v.Variant, action)
 }
 
-// inet6 is there where the kernel has IPv6. Where it was started without, ip6tables ends with an error, and there
-// are no packets to judge.
+// inet6 is there where the kernel has IPv6. Where it was started without, ip6tables ends with an
+// error, and there are no packets to judge.
 const inet6 = "/proc/thread-self/net/if_inet6"
 
 // lacks returns whether the kernel does not have a family.
@@ -58,8 +58,8 @@ func lacks(f ruleset.Family, inet6 string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// restore changes the chains that the text names, at once, and no others. It waits for the lock of other
-// programs, at most lockWait.
+// restore changes the chains that the text names, at once, and no others. It waits for the lock of
+// other programs, at most lockWait.
 func (v programs) restore(ctx context.Context, f ruleset.Family, text []byte) error {
 	if lacks(f, inet6) {
 		return nil
@@ -76,7 +76,8 @@ func (v programs) save(ctx context.Context, f ruleset.Family) (string, error) {
 	return run(ctx, nil, v.program(f, "save"), "--counters", "--table", TableName)
 }
 
-// changeSets does what the text says: ipset's commands, a line each. It stops at the first that fails.
+// changeSets does what the text says: ipset's commands, a line each. It stops at the first that
+// fails.
 func changeSets(ctx context.Context, text []byte) error {
 	_, err := run(ctx, text, "ipset", "-exist", "restore")
 	return err
@@ -85,8 +86,8 @@ func changeSets(ctx context.Context, text []byte) error {
 // saveSet returns ipset's commands that would make a set.
 func saveSets(ctx context.Context) (string, error) { return run(ctx, nil, "ipset", "save") }
 
-// run runs a program in the network namespace of the calling thread and returns its output. Its error has what
-// the program said.
+// run runs a program in the network namespace of the calling thread and returns its output. Its
+// error has what the program said.
 func run(ctx context.Context, stdin []byte, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = bytes.NewReader(stdin)
@@ -105,8 +106,8 @@ func run(ctx context.Context, stdin []byte, name string, args ...string) (string
 	return out.String(), nil
 }
 
-// lineOf returns the line of the input that a program complains of, as in "Error occurred at line: 2" of
-// iptables and "Error in line 2:" of ipset.
+// lineOf returns the line of the input that a program complains of, as in "Error occurred at line:
+// 2" of iptables and "Error in line 2:" of ipset.
 func lineOf(stdin []byte, said string) string {
 	for _, before := range []string{"Error occurred at line: ", "Error in line ", "line "} {
 		_, after, found := strings.Cut(said, before)

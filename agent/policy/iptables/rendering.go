@@ -47,8 +47,8 @@ type rendering struct {
 	made map[string]*chain
 }
 
-// renderChains returns the chains that packets may come to, by their names in the ruleset. Chains whose
-// objects did not change are those of last.
+// renderChains returns the chains that packets may come to, by their names in the ruleset. Chains
+// whose objects did not change are those of last.
 func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[string]*chain) (map[string]*chain, error) {
 	r := &rendering{names: n, rs: rs, family: f, last: last, made: map[string]*chain{}}
 	for _, c := range rs.Bases() {
@@ -122,7 +122,8 @@ func (r *rendering) mapOf(rule *ruleset.Rule) (m *ruleset.Map, field string) {
 type writer struct {
 	*rendering
 	hook ruleset.Hook
-	// origin notes the objects that the lines follow from, and has the chains of rests; out gets lines.
+	// origin notes the objects that the lines follow from, and has the chains of rests; out gets
+	// lines.
 	origin, out *chain
 }
 
@@ -135,7 +136,8 @@ type rest struct {
 	rules []ruleset.Rule
 }
 
-// rules writes rules; behind are the rules to go on with, nil where a packet goes on after the base chain.
+// rules writes rules; behind are the rules to go on with, nil where a packet goes on after the base
+// chain.
 func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 	for i := range rules {
 		rule := &rules[i]
@@ -170,8 +172,8 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 	return nil
 }
 
-// jump writes the rules of the chain that a rule jumps to. It returns true where it wrote the rules behind the
-// jump, too.
+// jump writes the rules of the chain that a rule jumps to. It returns true where it wrote the rules
+// behind the jump, too.
 func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	target := w.rs.Chains[rule.Target]
 	if target == nil || !slices.Equal(w.conditions(w.hook, w.family, rule, w.written), []string{""}) {
@@ -192,9 +194,10 @@ func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	return true, next.rules(to, behind.rules, nil)
 }
 
-// pairs writes a rule that accepts pairs, and the rules behind it. The pairs are rules of a chain, to which only
-// packets come with a source and a destination of some pair, and from there by a second chain those that meet the
-// rule's other conditions: each interface with each pair would be many rules.
+// pairs writes a rule that accepts pairs, and the rules behind it. The pairs are rules of a chain,
+// to which only packets come with a source and a destination of some pair, and from there by a
+// second chain those that meet the rule's other conditions: each interface with each pair would be
+// many rules.
 func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	sources, destinations := ends(w.written(rule.Pair))
 	family, to := kindOf(rule.Pair)[1:], restName(behind.name)
@@ -235,9 +238,10 @@ func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 	return nil
 }
 
-// dispatch writes the rules that lead packets to the chains of a map, one for each chain, and then the rules behind
-// them. Of many chains there is one for each group, which leads to one for each chain of the group. A packet that a
-// group has and none of its chains, as while a pod moves to another chain, goes on with a rule for each chain.
+// dispatch writes the rules that lead packets to the chains of a map, one for each chain, and then
+// the rules behind them. Of many chains there is one for each group, which leads to one for each
+// chain of the group. A packet that a group has and none of its chains, as while a pod moves to
+// another chain, goes on with a rule for each chain.
 func (w *writer) dispatch(m *ruleset.Map, field string, behind *rest) error {
 	lead := func(out *chain, of, to string) {
 		out.lines = append(out.lines, line{text: fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, of), field, to)})

@@ -39,8 +39,8 @@ func join(words ...string) string {
 	return strings.Join(some, " ")
 }
 
-// conditions returns the conditions of a rule of a family, one text for each rule that iptables needs
-// for it. written returns a set whose elements are written into rules.
+// conditions returns the conditions of a rule of a family, one text for each rule that iptables
+// needs for it. written returns a set whose elements are written into rules.
 func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, written func(set string) *ruleset.Set) []string {
 	all := []string{""}
 	and := func(words ...string) { all = product(all, words) }

@@ -56,7 +56,8 @@ const (
 	opens rank = iota
 	// closes is of a set by which rules drop, or that has the pods of a chain.
 	closes
-	// leads is of a set that has the pods of a group of chains: each is in the set of its chain for longer.
+	// leads is of a set that has the pods of a group of chains: each is in the set of its chain for
+	// longer.
 	leads
 )
 
@@ -91,7 +92,8 @@ func elementsOf(s *ruleset.Set) []string {
 	return all
 }
 
-// ends returns the names, with the addresses, of the two sets of a set of pairs: the sources and the destinations.
+// ends returns the names, with the addresses, of the two sets of a set of pairs: the sources and
+// the destinations.
 func ends(s *ruleset.Set) (sources, destinations *ruleset.Set) {
 	sources = &ruleset.Set{Name: s.Name + "/src", Family: s.Family, Kind: ruleset.Addresses}
 	destinations = &ruleset.Set{Name: s.Name + "/dst", Family: s.Family, Kind: ruleset.Addresses}
@@ -119,8 +121,8 @@ func prefixes(p netip.Prefix) []string {
 	return []string{p.String()}
 }
 
-// setsOf returns the sets of a ruleset by their names in the kernel. A set whose objects did not change since the
-// last ruleset is the same.
+// setsOf returns the sets of a ruleset by their names in the kernel. A set whose objects did not
+// change since the last ruleset is the same.
 func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[string]*set) map[string]*set {
 	closing := closingSets(rs)
 	all := map[string]*set{}

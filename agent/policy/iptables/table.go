@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Table is the rules of policies in one network namespace. Methods block for programs; none but Counters,
-// Adopt and EndConnections may be called in parallel to others.
+// Table is the rules of policies in one network namespace. Methods block for programs; none but
+// Counters, Adopt and EndConnections may be called in parallel to others.
 type Table struct {
 	connections.Namespace
 
@@ -45,14 +45,14 @@ type applied struct {
 	chains   [2]*chains
 }
 
-// New returns the rules of the network namespace at a path. An empty path stands for the network namespace
-// of the calling process.
+// New returns the rules of the network namespace at a path. An empty path stands for the network
+// namespace of the calling process.
 func New(netns string, variant xtables.Variant) *Table {
 	return &Table{Namespace: connections.Namespace(netns), variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
 }
 
-// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an error
-// packets meet old rules or new ones, and the next Apply replaces all.
+// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After
+// an error packets meet old rules or new ones, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return t.Do(func() error {
 		before := t.applied.Load()
@@ -149,8 +149,8 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 	return nil
 }
 
-// destroy removes the sets that nothing names. The kernel may still be at work with rules that named them: such
-// sets go with a later change.
+// destroy removes the sets that nothing names. The kernel may still be at work with rules that
+// named them: such sets go with a later change.
 func (t *Table) destroy(ctx context.Context, now *applied) {
 	for name := range t.doomed {
 		if now != nil && now.sets[name] != nil {
@@ -166,7 +166,8 @@ func (t *Table) destroy(ctx context.Context, now *applied) {
 	}
 }
 
-// Exists returns whether the namespace has rules or sets of policies. A namespace that is gone has none.
+// Exists returns whether the namespace has rules or sets of policies. A namespace that is gone has
+// none.
 func (t *Table) Exists(ctx context.Context) (exists bool, err error) {
 	err = t.Do(func() error {
 		if !t.variant.HasTable(TableName) {

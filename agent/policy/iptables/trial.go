@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Try returns an error where the programs of a variant are missing, or the kernel refuses rules that policies need:
-// kernels are built without parts of ipset and iptables. It makes such rules in a network namespace of its own, which
-// is gone when it returns, and blocks for programs.
+// Try returns an error where the programs of a variant are missing, or the kernel refuses rules
+// that policies need: kernels are built without parts of ipset and iptables. It makes such rules in
+// a network namespace of its own, which is gone when it returns, and blocks for programs.
 func Try(ctx context.Context, variant xtables.Variant) error {
 	if err := Check(variant); err != nil {
 		return err

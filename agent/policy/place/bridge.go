@@ -75,12 +75,12 @@ func (s *Shower) turnOn(bridge netlink.Link, setting rtnl.BridgeSetting) error {
 	return rtnl.SetBridge(bridge, setting, true)
 }
 
-// ofAllBridges are the settings, below SysctlRoot, by which all bridges of a network namespace show their packets
-// to netfilter. The kernel sets them when it loads br_netfilter.
+// ofAllBridges are the settings, below SysctlRoot, by which all bridges of a network namespace show
+// their packets to netfilter. The kernel sets them when it loads br_netfilter.
 var ofAllBridges = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables", "net/bridge/bridge-nf-call-arptables"}
 
-// load has the kernel load br_netfilter, if it is not there. Other bridges than those of pods go on not to
-// show their packets.
+// load has the kernel load br_netfilter, if it is not there. Other bridges than those of pods go on
+// not to show their packets.
 func (s *Shower) load() error {
 	there := func() (bool, error) {
 		_, err := os.Stat(filepath.Join(s.SysctlRoot, ofAllBridges[0]))

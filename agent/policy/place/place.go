@@ -33,13 +33,13 @@ type Place struct {
 	Addresses map[netip.Addr]string
 	// Ways are the node's links by which the packets of its other interfaces come and go, in order.
 	Ways []string
-	// ByWire are the addresses of direct interfaces, in order, to which the node's own packets come through the
-	// network, if at all: nothing tells them from packets of a host that sends from the node's address. To other
-	// addresses the node sends by an interface of the pod that is not direct.
+	// ByWire are the addresses of direct interfaces, in order, to which the node's own packets come
+	// through the network, if at all: nothing tells them from packets of a host that sends from the
+	// node's address. To other addresses the node sends by an interface of the pod that is not direct.
 	ByWire []netip.Addr
-	// Bridges are the bridges of the node with which other interfaces of the pod are
-	// connected, in order, and Bridged the addresses of these interfaces, in order: also link-local
-	// addresses and addresses that a router announced, by which the ports of a bridge reach each other.
+	// Bridges are the bridges of the node with which other interfaces of the pod are connected, in
+	// order, and Bridged the addresses of these interfaces, in order: also link-local addresses and
+	// addresses that a router announced, by which the ports of a bridge reach each other.
 	Bridges []string
 	Bridged []netip.Addr
 	// Ports are the ports of Bridges, in order of their names.
@@ -58,7 +58,8 @@ const (
 	Enslaved Reason = "it is a port of another interface in the pod, which passes packets on where nothing sees them; use a network type for which the node routes"
 )
 
-// Port is the node's end of an interface that is a port of a bridge, with the interface's addresses.
+// Port is the node's end of an interface that is a port of a bridge, with the interface's
+// addresses.
 type Port struct {
 	Name      string
 	Addresses []netip.Addr
@@ -121,8 +122,8 @@ func Find(netns string, names []string) (Place, error) {
 	return p, nil
 }
 
-// byWire returns whether the node sends to an address of a direct interface by another way than its own links
-// to the pod.
+// byWire returns whether the node sends to an address of a direct interface by another way than its
+// own links to the pod.
 func byWire(a netip.Addr, ways map[int]bool) (bool, error) {
 	if a.IsLinkLocalUnicast() || a.IsMulticast() {
 		// The node has no such address that counts.
@@ -242,18 +243,19 @@ func linkAddresses(l netlink.Link) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// sight is where the packets of an interface can be seen: in the pod's namespace, unless one of the fields says otherwise.
+// sight is where the packets of an interface can be seen: in the pod's namespace, unless one of the
+// fields says otherwise.
 type sight struct {
 	// why is the reason why they are seen nowhere.
 	why Reason
-	// way is the node's link by which it sends to the interface, where they are seen on the node, and port is the port of
-	// that link which they pass, where it is a bridge.
+	// way is the node's link by which it sends to the interface, where they are seen on the node, and
+	// port is the port of that link which they pass, where it is a bridge.
 	way  netlink.Link
 	port string
 }
 
-// look returns where the packets of a link of the namespace can be seen. A port of a bridge or the like in the
-// namespace, as a virtual machine has it, has none that pass the hooks there.
+// look returns where the packets of a link of the namespace can be seen. A port of a bridge or the
+// like in the namespace, as a virtual machine has it, has none that pass the hooks there.
 func (n namespace) look(l netlink.Link) (sight, error) {
 	s, err := n.seen(l)
 	if err == nil && s == (sight{}) && n.ports[l.Attrs().Index] {
@@ -315,8 +317,8 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 // dnsLink carries the addresses of NodeLocal DNSCache.
 const dnsLink = "nodelocaldns"
 
-// NodeAddresses lists the addresses of the node itself, in order, without the ones of Services, and the ones of its DNS cache, if it has one.
-// It blocks for the kernel.
+// NodeAddresses lists the addresses of the node itself, in order, without the ones of Services, and
+// the ones of its DNS cache, if it has one. It blocks for the kernel.
 func NodeAddresses() (own, dns []netip.Addr, err error) {
 	all, err := rtnl.NodeAddresses()
 	if err != nil {

@@ -273,7 +273,8 @@ func (c *Cluster) SetPolicies(policies Policies) {
 	}
 }
 
-// setNode adds a node to the peers, gives it other labels or addresses, or takes it away. The third one has addresses of any.
+// setNode adds a node to the peers, gives it other labels or addresses, or takes it away. The third
+// one has addresses of any.
 func (c *Cluster) setNode(i int) {
 	name := fmt.Sprintf("node-%d", i)
 	was, is := c.nodes[name], &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: name}, UID: types.UID(name), Labels: c.random.Labels()}
@@ -552,9 +553,9 @@ func (n *Node) Subject(l *Local) *policy.Pod {
 	return p
 }
 
-// IngressByWire says whether the policies of a local pod allow a connection that comes by an interface past the
-// node. The node's own may come there to the pod's address in the cluster, or on record while that has none, if
-// the node has no other way to it.
+// IngressByWire says whether the policies of a local pod allow a connection that comes by an
+// interface past the node. The node's own may come there to the pod's address in the cluster, or on
+// record while that has none, if the node has no other way to it.
 func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
 	world := n.World()
 	of := l.Pod.Addresses
@@ -571,8 +572,9 @@ func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
 	return world.Ingress(n.Subject(l), c)
 }
 
-// CallsItself returns whether a connection of a local pod's addresses is one of the pod with itself through a Service:
-// by a link of its own, or a shared one to the address that it comes from or one that the cluster shows.
+// CallsItself returns whether a connection of a local pod's addresses is one of the pod with itself
+// through a Service: by a link of its own, or a shared one to the address that it comes from or one
+// that the cluster shows.
 func (n *Node) CallsItself(l *Local, c Connection) bool {
 	if l == nil || n.Owner(c.Source) != l || n.Owner(c.Destination) != l || len(l.Ways) == 0 {
 		return false
@@ -614,8 +616,8 @@ func (n *Node) World() *World {
 	return w
 }
 
-// Owner returns the node's own pod that has an address: on record, else as the cluster shows, else as is
-// seen; of several the last that came.
+// Owner returns the node's own pod that has an address: on record, else as the cluster shows, else
+// as is seen; of several the last that came.
 func (n *Node) Owner(a netip.Addr) *Local {
 	for _, addresses := range []func(*Local) []netip.Addr{
 		func(l *Local) []netip.Addr { return l.Addresses },

@@ -29,7 +29,8 @@ type World struct {
 	Nodes   []*policy.Pod
 	Network []*networkingv1.NetworkPolicy
 	Cluster []*policyv1alpha2.ClusterNetworkPolicy
-	// Node is the node's own addresses. No policy stops connections from them to its pods. DNS is the ones at which a DNS cache listens.
+	// Node is the node's own addresses. No policy stops connections from them to its pods. DNS is the
+	// ones at which a DNS cache listens.
 	Node, DNS []netip.Addr
 	// Outside says that packets come from elsewhere, whatever their source: no pod calls itself.
 	Outside bool
@@ -84,8 +85,8 @@ func (w *World) Ingress(pod *policy.Pod, c Connection) Verdict {
 
 // decide goes through the tiers.
 func (w *World) decide(pod *policy.Pod, d direction) Verdict {
-	// "Traffic is allowed to a pod […] if the traffic source is the pod's local node" (NetworkPolicySpec.Ingress); of egress the API says
-	// nothing like it.
+	// "Traffic is allowed to a pod […] if the traffic source is the pod's local node"
+	// (NetworkPolicySpec.Ingress); of egress the API says nothing like it.
 	if !w.Outside && slices.Contains(pod.Addresses, d.peer()) || !d.egress && slices.Contains(w.Node, d.peer()) {
 		return Verdict{Allowed: true}
 	}
@@ -120,8 +121,8 @@ func (w *World) decide(pod *policy.Pod, d direction) Verdict {
 	return Verdict{Allowed: true}
 }
 
-// Selecting returns the policies that select a pod and say something in a direction: kind, namespace
-// and name, sorted.
+// Selecting returns the policies that select a pod and say something in a direction: kind,
+// namespace and name, sorted.
 func (w *World) Selecting(pod *policy.Pod, egress bool) []string {
 	var all []string
 	for _, p := range w.Network {
@@ -311,14 +312,15 @@ func (w *World) tier(tier policyv1alpha2.Tier, subject *policy.Pod, d direction)
 	return Verdict{}, false
 }
 
-// unknownPeer returns whether a peer has none of the fields that are supported. Names of domains, which are experimental, are not.
+// unknownPeer returns whether a peer has none of the fields that are supported. Names of domains,
+// which are experimental, are not.
 func unknownPeer(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
 	return p.Namespaces == nil && p.Pods == nil && p.Nodes == nil && len(p.Networks) == 0
 }
 
-// unknownProtocol returns whether a protocol has no field. The document wants one ("Exactly one field must be
-// set", MinProperties=1), also below TCP, UDP and SCTP, and for peers gives only the consequence of none;
-// it can mean nothing else here.
+// unknownProtocol returns whether a protocol has no field. The document wants one ("Exactly one
+// field must be set", MinProperties=1), also below TCP, UDP and SCTP, and for peers gives only the
+// consequence of none; it can mean nothing else here.
 func unknownProtocol(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool {
 	none := func(p *policyv1alpha2.Port) bool { return p == nil || p.Number == 0 && p.Range == nil }
 	switch {

@@ -240,7 +240,8 @@ func (r *Random) ClusterPort() *policyv1alpha2.Port {
 	return &policyv1alpha2.Port{Number: first}
 }
 
-// ClusterProtocol draws a protocol of a ClusterNetworkPolicy, with a named port where it may be one.
+// ClusterProtocol draws a protocol of a ClusterNetworkPolicy, with a named port where it may be
+// one.
 func (r *Random) ClusterProtocol(named bool) policyv1alpha2.ClusterNetworkPolicyProtocol {
 	var port *policyv1alpha2.Port
 	switch n := r.IntN(100); {
@@ -265,7 +266,8 @@ func (r *Random) action() policyv1alpha2.ClusterNetworkPolicyRuleAction {
 	return one(r, policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny, policyv1alpha2.ClusterNetworkPolicyRuleActionPass)
 }
 
-// EgressPeer draws a peer, seldom names of domains, which nobody carries out, or one that nobody knows yet.
+// EgressPeer draws a peer, seldom names of domains, which nobody carries out, or one that nobody
+// knows yet.
 func (r *Random) EgressPeer() policyv1alpha2.ClusterNetworkPolicyEgressPeer {
 	var p policyv1alpha2.ClusterNetworkPolicyEgressPeer
 	switch n := r.IntN(100); {

@@ -8,8 +8,9 @@ import (
 	"slices"
 )
 
-// Additive returns whether a ruleset accepts all packets that an older one accepts. It compares the rules in their
-// order, so false may also mean that it cannot tell. What did not change costs little.
+// Additive returns whether a ruleset accepts all packets that an older one accepts. It compares the
+// rules in their order, so false may also mean that it cannot tell. What did not change costs
+// little.
 func Additive(old, rs *Ruleset) bool {
 	w := &widening{old: old, rs: rs, chains: map[[2]string]bool{}, sets: map[string]relation{}, only: map[reach]bool{}}
 	for _, hook := range []Hook{Forward, Input, Output} {
@@ -45,8 +46,8 @@ func (r relation) and(other relation) relation {
 	return relation{r.wider && other.wider, r.narrower && other.narrower}
 }
 
-// chain returns whether no packet comes to a worse end in a chain than in an older one: a drop is worse than the
-// end of the chain, and that is worse than an accept.
+// chain returns whether no packet comes to a worse end in a chain than in an older one: a drop is
+// worse than the end of the chain, and that is worse than an accept.
 func (w *widening) chain(old, c *Chain) bool {
 	key := [2]string{old.Name, c.Name}
 	if known, ok := w.chains[key]; ok {
@@ -56,8 +57,8 @@ func (w *widening) chain(old, c *Chain) bool {
 	return w.chains[key]
 }
 
-// rules goes through both chains: each rule of one is paired with a rule of the other, or may be missing there. Pairs
-// at both ends come first, because most changes are in one place.
+// rules goes through both chains: each rule of one is paired with a rule of the other, or may be
+// missing there. Pairs at both ends come first, because most changes are in one place.
 func (w *widening) rules(old, c *Chain) bool {
 	pair := func(i, j int) bool {
 		before, now := &old.Rules[i], &c.Rules[j]
@@ -93,8 +94,8 @@ func leadsTo(c *Chain, target string) bool {
 	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Target == target })
 }
 
-// mayDiffer returns whether packets that a rule of a ruleset matches fare no worse where the other ruleset is without the rule: it
-// comes to one verdict, and never to the opposite one.
+// mayDiffer returns whether packets that a rule of a ruleset matches fare no worse where the other
+// ruleset is without the rule: it comes to one verdict, and never to the opposite one.
 func (w *widening) mayDiffer(rs *Ruleset, r *Rule, to, never Verdict) bool {
 	return !r.isDispatch() && (r.Verdict == to || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(rs, r.Target, never))
 }
@@ -137,8 +138,8 @@ func (w *widening) rule(old, r *Rule, rest []Rule, isBase bool) bool {
 	return match.wider && match.narrower
 }
 
-// lookup returns whether a map leads each packet to no worse end than before. A packet that it leads nowhere goes
-// through the rest of its chain.
+// lookup returns whether a map leads each packet to no worse end than before. A packet that it
+// leads nowhere goes through the rest of its chain.
 func (w *widening) lookup(name string, rest []Rule, isBase bool) bool {
 	was, is := w.old.Maps[name], w.rs.Maps[name]
 	if was.Family != is.Family {

@@ -21,14 +21,16 @@ type Ruleset struct {
 // NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses.
 const NodeAddresses = "node"
 
-// Own and SelfPairs are, with 4 or 6 behind them, the names of the sets by which pods call themselves through a
-// Service, in the ruleset of the node: the addresses of pods with links of their own, and pairs of the others.
+// Own and SelfPairs are, with 4 or 6 behind them, the names of the sets by which pods call
+// themselves through a Service, in the ruleset of the node: the addresses of pods with links of
+// their own, and pairs of the others.
 const (
 	Own       = "own"
 	SelfPairs = "self"
 )
 
-// IsSelf returns whether the ruleset of the node has a source and a destination as a pod that calls itself.
+// IsSelf returns whether the ruleset of the node has a source and a destination as a pod that calls
+// itself.
 func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
 	family := FamilyOf(source)
 	own, pairs := rs.Sets[family.Name(Own)], rs.Sets[family.Name(SelfPairs)]
@@ -178,15 +180,17 @@ type Rule struct {
 	Family Family
 	// Established matches packets of connections that were accepted before, and related ones.
 	Established bool
-	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861), without which there is no IPv6 on a
-	// link, with the hop limit 255: no router passed them on.
+	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861), without which there
+	// is no IPv6 on a link, with the hop limit 255: no router passed them on.
 	NeighborDiscovery bool
-	// MulticastListener matches ICMPv6 messages of multicast listeners (RFC 2710, 3810) with the hop limit 1. That
-	// may be left of another after a router: only their addresses say that they are of this link.
+	// MulticastListener matches ICMPv6 messages of multicast listeners (RFC 2710, 3810) with the hop
+	// limit 1. That may be left of another after a router: only their addresses say that they are of
+	// this link.
 	MulticastListener bool
 	// InInterface, OutInterface name a set of Interfaces.
 	InInterface, OutInterface string
-	// SourceIn, SourceOut name a set of Links: the packet came by a link of its source, or leaves by one.
+	// SourceIn, SourceOut name a set of Links: the packet came by a link of its source, or leaves by
+	// one.
 	SourceIn, SourceOut string
 	// Loopback matches packets to the pod itself by the interface lo, in or out as the hook has it.
 	Loopback bool
@@ -259,5 +263,6 @@ const (
 // Count is the packets that the rules with one counter matched, and their bytes.
 type Count struct{ Packets, Bytes uint64 }
 
-// ErrChanged says that the kernel does not have the ruleset that was brought there last: another program changed it.
+// ErrChanged says that the kernel does not have the ruleset that was brought there last: another
+// program changed it.
 var ErrChanged = errors.New("the kernel's rules of policies differ from the applied ones")

@@ -237,8 +237,8 @@ func (o *Origin) String() string {
 	return b.String()
 }
 
-// plain replaces a character of a text that a user chose freely if it could end a line or a quoted text. Rules are written, listed and read
-// again by lines, and nft escapes nothing in its listings.
+// plain replaces a character of a text that a user chose freely if it could end a line or a quoted
+// text. Rules are written, listed and read again by lines, and nft escapes nothing in its listings.
 func plain(r rune) rune {
 	if !unicode.IsPrint(r) || strings.ContainsRune("\"'\\", r) {
 		return '?'

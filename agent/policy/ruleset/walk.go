@@ -23,7 +23,8 @@ type Packet struct {
 	InInterface, OutInterface string
 	// Established says that conntrack knows the packet's connection, or one that it is related to.
 	Established bool
-	// NeighborDiscovery and MulticastListener say that the packet meets the condition of this name in Rule.
+	// NeighborDiscovery and MulticastListener say that the packet meets the condition of this name in
+	// Rule.
 	NeighborDiscovery, MulticastListener bool
 	// LocalSource says that the source is an address of the network namespace.
 	LocalSource bool

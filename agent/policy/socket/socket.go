@@ -43,8 +43,8 @@ func Connections(netns string) ([]Connection, error) {
 	var all []Connection
 	err = namespace.Do(func(ns.NetNS) error {
 		for protocol, list := range map[byte]func(family uint8) ([]*netlink.Socket, error){unix.IPPROTO_TCP: netlink.SocketDiagTCP, unix.IPPROTO_UDP: netlink.SocketDiagUDP} {
-			// The kernel lists the listening sockets before the others, and one may begin to listen in between. So they
-			// are listed again.
+			// The kernel lists the listening sockets before the others, and one may begin to listen in
+			// between. So they are listed again.
 			var sockets, again []*netlink.Socket
 			for _, to := range []*[]*netlink.Socket{&sockets, &again} {
 				for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -63,7 +63,8 @@ func Connections(netns string) ([]Connection, error) {
 	return all, err
 }
 
-// connections lists the connections of a protocol's sockets; a later list of them shows which listen as well.
+// connections lists the connections of a protocol's sockets; a later list of them shows which
+// listen as well.
 func connections(protocol byte, sockets, later []*netlink.Socket) []Connection {
 	listens := map[uint16]bool{}
 	for _, s := range slices.Concat(sockets, later) {
@@ -94,7 +95,8 @@ func connections(protocol byte, sockets, later []*netlink.Socket) []Connection {
 	return all
 }
 
-// leaves returns whether packets of an address may leave the namespace, and are not of one link only.
+// leaves returns whether packets of an address may leave the namespace, and are not of one link
+// only.
 func leaves(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }

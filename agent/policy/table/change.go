@@ -21,8 +21,9 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 	return nftables.Replacement(have, after.table(), anew), after
 }
 
-// transition returns the change that turns the table of one ruleset into the table of another. It returns false where
-// the table must be replaced: the kernel changes no hook, and no type of a set or map.
+// transition returns the change that turns the table of one ruleset into the table of another. It
+// returns false where the table must be replaced: the kernel changes no hook, and no type of a set
+// or map.
 func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
 	old, n := before.rs, before.names
 	sets, maps, chains := compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)

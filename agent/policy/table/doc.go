@@ -5,16 +5,17 @@
 //
 // # Changes
 //
-// A change takes up to three transactions, of which the second alone changes the verdict on packets;
-// nftables.Change says why one would be wrong. A map changed together with the rules would lead a
-// packet on its way through the old ones to a chain that has no rules yet in its eyes, and it would
-// pass.
+// A change takes up to three transactions, of which the second alone changes the verdict on
+// packets; nftables.Change says why one would be wrong. A map changed together with the rules would
+// lead a packet on its way through the old ones to a chain that has no rules yet in its eyes, and
+// it would pass.
 //
-// The first change of a process, and each after an error, replaces the kernel's table: everything is
-// made by new names, then the base chains lead to it, and then the old goes. Later ones are the
-// difference to the ruleset before, which follows from comparing pointers. Base chains stay the same
-// throughout. With new ones both would be in the path of packets for a moment, and a packet between
-// the two could meet the one while it is still empty and the other when it is empty already.
+// The first change of a process, and each after an error, replaces the kernel's table: everything
+// is made by new names, then the base chains lead to it, and then the old goes. Later ones are the
+// difference to the ruleset before, which follows from comparing pointers. Base chains stay the
+// same throughout. With new ones both would be in the path of packets for a moment, and a packet
+// between the two could meet the one while it is still empty and the other when it is empty
+// already.
 //
 // One gap is left: a packet on its way through several sets, some of which one transaction changes,
 // may see old sets first and new ones then.
@@ -34,6 +35,6 @@
 //
 // # Counters
 //
-// A counter is an object of the table by its name in the ruleset. It keeps its value as long as a rule
-// names it, also through a replacement and a restart of the agent.
+// A counter is an object of the table by its name in the ruleset. It keeps its value as long as a
+// rule names it, also through a replacement and a restart of the agent.
 package table

@@ -73,8 +73,8 @@ func New(netns string) *Table {
 // attempts is how often a replacement is tried that another program's change came before.
 const attempts = 3
 
-// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an
-// error packets meet the old rules, and the next Apply replaces all.
+// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After
+// an error packets meet the old rules, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return t.Do(func() error {
 		before := t.applied
@@ -126,8 +126,8 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 			return err
 		}
 		t.verified = before
-		// Pieces that cannot be replaced one by one, such as a set of ours with another type, are replaced
-		// with the whole table.
+		// Pieces that cannot be replaced one by one, such as a set of ours with another type, are
+		// replaced with the whole table.
 		change, after := whole(have, rs, attempt == attempts-1)
 		if err = t.commit(ctx, change, after); err == nil {
 			return nil

@@ -18,16 +18,17 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// AdvertisedTable is the routing table from which routing daemons read the addresses that they announce: a route with our
-// protocol number for each, to the link of its pod. No rule looks the table up, so it routes nothing. Daemons are configured
-// with the number: it may never change.
+// AdvertisedTable is the routing table from which routing daemons read the addresses that they
+// announce: a route with our protocol number for each, to the link of its pod. No rule looks the
+// table up, so it routes nothing. Daemons are configured with the number: it may never change.
 const AdvertisedTable = 98
 
 // metricEpoch is from when [MetricOf] counts.
 var metricEpoch = time.Date(2024, time.January, 1, 0, 0, 0, 0, time.UTC)
 
-// MetricOf returns the metric of an advertised address that a pod has since a time: the newer, the lower. So routers that
-// compare metrics (as the MED of BGP) prefer the present node of an address to one that does not know yet that it has moved.
+// MetricOf returns the metric of an advertised address that a pod has since a time: the newer, the
+// lower. So routers that compare metrics (as the MED of BGP) prefer the present node of an address
+// to one that does not know yet that it has moved.
 func MetricOf(since time.Time) uint32 {
 	// An IPv6 route has no metric 0.
 	const greatest, least = math.MaxUint32, 1
@@ -42,7 +43,8 @@ func advertisedRoute(addr netip.Addr, host int, since time.Time) netlink.Route {
 	return r
 }
 
-// Advertise makes the table of advertised addresses have the ones of spec.Advertised, and no others of the container.
+// Advertise makes the table of advertised addresses have the ones of spec.Advertised, and no others
+// of the container.
 func (w *Wirer) Advertise(spec Spec) error {
 	routed := slices.DeleteFunc(slices.Clone(spec.Addresses), func(a api.Address) bool { return !a.Routed })
 	if spec.Advertised == nil || len(routed) == 0 {
@@ -73,7 +75,8 @@ func (w *Wirer) Advertise(spec Spec) error {
 	return nil
 }
 
-// advertise makes the table have one route to an address, by the link host, or none by it where the address is not wanted.
+// advertise makes the table have one route to an address, by the link host, or none by it where the
+// address is not wanted.
 func (k *routing) advertise(addr netip.Addr, host int, since time.Time, wanted bool) error {
 	if !wanted {
 		return k.unadvertise(addr, host, true)
@@ -87,7 +90,8 @@ func (k *routing) advertise(addr netip.Addr, host int, since time.Time, wanted b
 	return k.deleteRoutes(func(r route) bool { return advertises(r, addr) && r != routeOf(want) })
 }
 
-// unadvertise removes the routes to an address by the link host and, unless another link carries the address, by any.
+// unadvertise removes the routes to an address by the link host and, unless another link carries
+// the address, by any.
 func (k *routing) unadvertise(addr netip.Addr, host int, elsewhere bool) error {
 	return k.deleteRoutes(func(r route) bool { return advertises(r, addr) && (r.link == host || !elsewhere) })
 }
@@ -96,7 +100,8 @@ func advertises(r route, addr netip.Addr) bool {
 	return r.table == AdvertisedTable && r.dst == rtnl.SinglePrefix(addr)
 }
 
-// sweepAdvertised removes advertised addresses that the node does not lead to a pod by the same link.
+// sweepAdvertised removes advertised addresses that the node does not lead to a pod by the same
+// link.
 func (k *routing) sweepAdvertised() error {
 	type way struct {
 		addr netip.Addr
@@ -132,11 +137,12 @@ func (k *routing) checkAdvertised(spec Spec, addr netip.Addr, host int) error {
 	return errors.Join(errs...)
 }
 
-// unreachableRule is for packets that come from outside for an address of the subnet that no pod of this node has: a router
-// that does not know yet that the address has moved would get them back by the node's default route, until their TTL ends.
-// Packets of the node and of its pods go on to the address's node, and so do packets to a Service for which this node chose
-// the address: they have netfilter.ArrivalMark. The rule stays without addresses, since it is needed most
-// when the last one has moved, until the node restarts or is cleaned up.
+// unreachableRule is for packets that come from outside for an address of the subnet that no pod of
+// this node has: a router that does not know yet that the address has moved would get them back by
+// the node's default route, until their TTL ends. Packets of the node and of its pods go on to the
+// address's node, and so do packets to a Service for which this node chose the address: they have
+// netfilter.ArrivalMark. The rule stays without addresses, since it is needed most when the last
+// one has moved, until the node restarts or is cleaned up.
 func unreachableRule(network poolNetwork) netlink.Rule {
 	const unmarked = 0
 	rule := marked(rtnl.NewRule(rtnl.FamilyOf(network.subnet.Addr()), PriorityUnreachable, unix.RT_TABLE_UNSPEC), unmarked)

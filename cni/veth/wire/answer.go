@@ -17,11 +17,10 @@ import (
 )
 
 // Answer makes the node answer ARP or neighbour solicitations for an address on the link. The
-// kernel does so only while it has a route to the address through another link, which is
-// host, and adds no answer on a link without a carrier. It is for network types that lead an address to a
-// container in another way. Where the
-// node's reverse path filter would drop the requests, they have netfilter.ArrivalMark, and the
-// caller has a rule for it.
+// kernel does so only while it has a route to the address through another link, which is host, and
+// adds no answer on a link without a carrier. It is for network types that lead an address to a
+// container in another way. Where the node's reverse path filter would drop the requests, they have
+// netfilter.ArrivalMark, and the caller has a rule for it.
 func (w *Wirer) Answer(host, link netlink.Link, a api.Address) error {
 	family := rtnl.FamilyOf(a.Address)
 	if err := w.forward(host, link, family); err != nil {

@@ -21,10 +21,12 @@ import (
 // ErrNotWired is returned where a piece of the set-up is missing.
 var ErrNotWired = errors.New("not wired")
 
-// ErrOnNode is returned where the node itself has an address of a pod, or of its gateway: others would get the node.
+// ErrOnNode is returned where the node itself has an address of a pod, or of its gateway: others
+// would get the node.
 var ErrOnNode = errors.New("the node itself has an address of the pool")
 
-// NotOnNode returns ErrOnNode where the node has the address or its gateway, on a link or by a local route.
+// NotOnNode returns ErrOnNode where the node has the address or its gateway, on a link or by a
+// local route.
 func NotOnNode(a api.Address) error {
 	for _, of := range []struct {
 		what string
@@ -187,7 +189,8 @@ func missingNeighbour(want netlink.Neigh) error {
 	return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
 }
 
-// CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of the host end.
+// CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of
+// the host end.
 func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	err := rtnl.InNetNS(spec.NetNS, func() error {
 		link, err := rtnl.LinkOrNil(spec.IfName)

@@ -32,10 +32,10 @@
 // packets of others: the node may have an address in the subnet, and forward for other hosts of it.
 // So packets from pods get a firewall mark before they are routed ([netfilter.Mark]), by the link
 // on which they come; the subnet then only chooses the table. Packets without our mark are routed
-// as without Berth, except packets to pods, which rule 32290 gives to their pod: a node with several
-// uplinks has rules by source, which would send its own packets to a pod, and answers, out. If all
-// marks are lost with the nftables table, pods' packets leave by the node's routes until the table
-// is made again, at once.
+// as without Berth, except packets to pods, which rule 32290 gives to their pod: a node with
+// several uplinks has rules by source, which would send its own packets to a pod, and answers, out.
+// If all marks are lost with the nftables table, pods' packets leave by the node's routes until the
+// table is made again, at once.
 //
 // Replies of a connection whose destination the node translated to the pod, such as to a
 // NodePort or host port, have no mark either: they leave with the node's address, and so by
@@ -79,21 +79,23 @@
 // the node's MAC, because the node answers for the address and does not bridge the
 // pod's frames.
 //
-// Set-up starts answering last; teardown stops advertising and answering first. Rules and tables go with
-// the last address that needs them, but rules 32294.
+// Set-up starts answering last; teardown stops advertising and answering first. Rules and tables go
+// with the last address that needs them, but rules 32294.
 //
 // # Carrier
 //
-// With the carrier of a link the kernel removes its proxy entries, whether or not an agent runs: when the
-// carrier is back, the addresses may be another node's. Without a carrier no entry is added, and a check misses
-// none; once the carrier is back a check misses them, and Repair adds them. Close removes the entries, and leaves
-// everything else. A bridge keeps its carrier while one of its ports has it.
+// With the carrier of a link the kernel removes its proxy entries, whether or not an agent runs:
+// when the carrier is back, the addresses may be another node's. Without a carrier no entry is
+// added, and a check misses none; once the carrier is back a check misses them, and Repair adds
+// them. Close removes the entries, and leaves everything else. A bridge keeps its carrier while one
+// of its ports has it.
 //
 // # Addresses that routers lead to the node
 //
-// An address with api.Address.Routed is on no link: the node answers nobody for it, and has no table T for it, so the pod's packets
-// leave by the main table. For routing daemons it is in a table of its own, and packets from outside for addresses of its subnet that are not
-// here end at the node (advertisement.go):
+// An address with api.Address.Routed is on no link: the node answers nobody for it, and has no
+// table T for it, so the pod's packets leave by the main table. For routing daemons it is in a
+// table of its own, and packets from outside for addresses of its subnet that are not here end at
+// the node (advertisement.go):
 //
 //	node  10.98.0.7 dev bth… metric 4203271695                  in table 98, which no rule looks up
 //	      rule 32294: iif uplink to 10.98.0.0/24 fwmark none unreachable, behind the routes to pods of P

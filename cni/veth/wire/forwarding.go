@@ -38,8 +38,8 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 	return w.SetOfNode(proxyNDP, "1")
 }
 
-// Forward6 makes the node forward IPv6, which it does per namespace, not per link. The node's own IPv6 may come from router
-// advertisements.
+// Forward6 makes the node forward IPv6, which it does per namespace, not per link. The node's own
+// IPv6 may come from router advertisements.
 func (w *Wirer) Forward6(uplink string) error {
 	have, err := w.Sysctl(forwarding6)
 	if err != nil || have == "1" {
@@ -51,8 +51,9 @@ func (w *Wirer) Forward6(uplink string) error {
 	return w.SetOfNode(forwarding6, "1")
 }
 
-// forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing where the kernel
-// does: each write is a change of the link to programs that watch it, also one of the same value.
+// forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing where the
+// kernel does: each write is a change of the link to programs that watch it, also one of the same
+// value.
 func (w *Wirer) forwardUplink(uplink netlink.Link) error {
 	key := "net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding"
 	if have, err := w.Sysctl(key); err == nil && have == "1" {
@@ -104,12 +105,14 @@ func (w *Wirer) SetOfNode(key, value string) error {
 
 const (
 	forwarding6 = "net/ipv6/conf/all/forwarding"
-	// proxyNDP is the setting of all links, though proxy entries are of one each: with a link's own alone the kernel passes on the solicitations that
-	// hosts send by unicast to see whether a neighbour is there still.
+	// proxyNDP is the setting of all links, though proxy entries are of one each: with a link's own
+	// alone the kernel passes on the solicitations that hosts send by unicast to see whether a
+	// neighbour is there still.
 	proxyNDP = "net/ipv6/conf/all/proxy_ndp"
 )
 
-// Sysctl reads a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of the calling thread.
+// Sysctl reads a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of the
+// calling thread.
 func (w *Wirer) Sysctl(key string) (string, error) {
 	path := filepath.Join(w.SysctlRoot, key)
 	value, err := os.ReadFile(path)

@@ -26,7 +26,8 @@ func (w *Wirer) List() ([]Link, error) {
 	return LinksThat(func(l netlink.Link) bool { return isHostLink(l.Attrs().Name) && l.Type() == "veth" })
 }
 
-// LinksThat returns the links of the node that match selects, with the addresses that our routes lead to by them.
+// LinksThat returns the links of the node that match selects, with the addresses that our routes
+// lead to by them.
 func LinksThat(match func(netlink.Link) bool) ([]Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -108,7 +109,8 @@ func (w *Wirer) Sources() ([]netfilter.Source, error) {
 	return all, nil
 }
 
-// AnsweredOn returns, by address of a family, the name of the link on which the node answers for it.
+// AnsweredOn returns, by address of a family, the name of the link on which the node answers for
+// it.
 func AnsweredOn(family int) (map[netip.Addr]string, error) {
 	proxies, err := listProxies(family)
 	if err != nil {

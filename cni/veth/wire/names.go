@@ -30,8 +30,8 @@ const (
 	PriorityArrivals    = 32291
 	PriorityBackAddress = 32292
 	PriorityBackNetwork = 32293
-	// For packets from outside to the subnets of addresses that routers lead here: behind the routes to
-	// pods, they are unreachable.
+	// For packets from outside to the subnets of addresses that routers lead here: behind the routes
+	// to pods, they are unreachable.
 	PriorityUnreachable = 32294
 	// For packets from pods: the main table without its default route, single addresses,
 	// and the subnets of pool networks.

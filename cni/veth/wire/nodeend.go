@@ -16,12 +16,14 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// NodeEnd has the addresses of the node's end of a pod's link, one of each family: the kernel masquerades to the address of the link
-// by which a packet leaves, and REDIRECT leads to the one of the link by which it came. Without one it takes the first
-// address of the node, which may be on a network that has nothing to do with the pod's.
+// NodeEnd has the addresses of the node's end of a pod's link, one of each family: the kernel
+// masquerades to the address of the link by which a packet leaves, and REDIRECT leads to the one of
+// the link by which it came. Without one it takes the first address of the node, which may be on a
+// network that has nothing to do with the pod's.
 type NodeEnd []netip.Addr
 
-// nodeEnd returns the addresses of the node's end of the pair. It is empty where the node has none of the pod's families.
+// nodeEnd returns the addresses of the node's end of the pair. It is empty where the node has none
+// of the pod's families.
 func (s Spec) nodeEnd() (NodeEnd, error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
@@ -50,9 +52,9 @@ func (s Spec) nodeEnd() (NodeEnd, error) {
 	return end, nil
 }
 
-// NodeAddress returns the one of the node's own addresses by which it talks to its containers, or the zero Addr where it has none: the
-// oldest of the uplink, because virtual addresses come later and go to other nodes, else that by which the node would talk to the address to,
-// else the first.
+// NodeAddress returns the one of the node's own addresses by which it talks to its containers, or
+// the zero Addr where it has none: the oldest of the uplink, because virtual addresses come later
+// and go to other nodes, else that by which the node would talk to the address to, else the first.
 func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, error) {
 	own = slices.DeleteFunc(slices.Clone(own), netip.Addr.IsLinkLocalUnicast)
 	link, err := rtnl.LinkOrNil(uplink)
@@ -116,7 +118,8 @@ func addressesOf(link netlink.Link) ([]netlink.Addr, error) {
 	return have, nil
 }
 
-// Add gives a link the addresses, and returns the ones that it should not have, for Delete. Routes may be from these.
+// Add gives a link the addresses, and returns the ones that it should not have, for Delete. Routes
+// may be from these.
 func (e NodeEnd) Add(link netlink.Link) (stale []netlink.Addr, err error) {
 	have, err := addressesOf(link)
 	if err != nil {

@@ -40,8 +40,8 @@ type Spec struct {
 	// Routed says that the network leads packets for the addresses to this node without asking
 	// for them: the node neither answers for them nor announces them.
 	Routed bool
-	// Advertised has the addresses that routing daemons announce from this node (api.Address.Routed), and since when the pod has
-	// each. nil leaves the table of advertised addresses as it is.
+	// Advertised has the addresses that routing daemons announce from this node (api.Address.Routed),
+	// and since when the pod has each. nil leaves the table of advertised addresses as it is.
 	Advertised map[netip.Addr]time.Time
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int
@@ -104,7 +104,8 @@ func validateAddress(a api.Address) error {
 type hostPlan struct {
 	addr     netip.Addr
 	podNeigh netlink.Neigh
-	// routed says that the address has no network of its own: the pod's packets leave by the node's routes.
+	// routed says that the address has no network of its own: the pod's packets leave by the node's
+	// routes.
 	routed  bool
 	network poolNetwork
 	// hostRoutes lead to the pod: one for all programs to see, and one that the rules of
@@ -148,10 +149,10 @@ type podRoute struct {
 	Source netip.Addr
 }
 
-// podRoutes returns the routes of a pod with these addresses, for each family the
-// default route first. The pod sends to each of its subnets from its first address
-// of that subnet. It sends to other networks from the first address of the family
-// that leads there, by a gateway or by the node's routes, or, where none does, from the first address.
+// podRoutes returns the routes of a pod with these addresses, for each family the default route
+// first. The pod sends to each of its subnets from its first address of that subnet. It sends to
+// other networks from the first address of the family that leads there, by a gateway or by the
+// node's routes, or, where none does, from the first address.
 func podRoutes(addrs []api.Address) []podRoute {
 	var routes []podRoute
 	for _, is4 := range []bool{true, false} {
@@ -199,7 +200,8 @@ type Plan struct {
 	Rules  []netlink.Rule
 }
 
-// Apply makes the pieces that are missing, in the namespace of the calling thread. link has the addresses.
+// Apply makes the pieces that are missing, in the namespace of the calling thread. link has the
+// addresses.
 func (p *Plan) Apply(link netlink.Link) error {
 	for _, addr := range p.Addrs {
 		if err := netlink.AddrReplace(link, &addr); err != nil {

@@ -31,9 +31,9 @@ func (w *Wirer) acceptReversePath(uplink netlink.Link, n poolNetwork) error {
 	return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.SrcValidMark: 1})
 }
 
-// AcceptAnswers lets answers in that come by a link from a subnet and from behind its gateway, for connections which the node
-// forwards by that link though its own routes are others: answers have a mark then, by which the node finds that way. It does
-// nothing where the kernel lets them in.
+// AcceptAnswers lets answers in that come by a link from a subnet and from behind its gateway, for
+// connections which the node forwards by that link though its own routes are others: answers have a
+// mark then, by which the node finds that way. It does nothing where the kernel lets them in.
 func (w *Wirer) AcceptAnswers(link int, subnet netip.Prefix, gateway netip.Addr) error {
 	on, err := netlink.LinkByIndex(link)
 	if err != nil {
@@ -76,7 +76,8 @@ func (w *Wirer) reversePathDrops(uplink netlink.Link, n poolNetwork) (bool, erro
 	return w.filterDrops(uplink, n)
 }
 
-// filterDrops returns whether the filter drops packets without a mark that arrive from hosts of the network, or by its gateway.
+// filterDrops returns whether the filter drops packets without a mark that arrive from hosts of the
+// network, or by its gateway.
 func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 	if !n.subnet.Addr().Is4() {
 		return false, nil

@@ -22,7 +22,8 @@ type route struct {
 	link    int
 	gateway netip.Addr
 	scope   netlink.Scope
-	// metric is that of an advertised address, 0 in other tables, where the kernel has values of its own.
+	// metric is that of an advertised address, 0 in other tables, where the kernel has values of its
+	// own.
 	metric uint32
 }
 

@@ -316,8 +316,9 @@ func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 	return errors.Join(errs...)
 }
 
-// sweep removes the rules that no address needs, the routes of tables that no rule leads to, and advertised addresses that
-// have no pod. Where no address is left, nothing of ours is, but the rules of PriorityUnreachable.
+// sweep removes the rules that no address needs, the routes of tables that no rule leads to, and
+// advertised addresses that have no pod. Where no address is left, nothing of ours is, but the
+// rules of PriorityUnreachable.
 func (k *routing) sweep() error {
 	carried, used := map[netip.Addr]bool{}, map[int]bool{}
 	for _, r := range k.routes {

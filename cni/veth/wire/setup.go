@@ -101,8 +101,8 @@ func (w *Wirer) Repair(spec Spec) error {
 	return w.setupNode(spec, host, uplinks)
 }
 
-// Filter puts back the rules of package netfilter, where they are lost, for the addresses that the node
-// carries to pods.
+// Filter puts back the rules of package netfilter, where they are lost, for the addresses that the
+// node carries to pods.
 func (w *Wirer) Filter() error { return netfilter.Restore(w.Sources) }
 
 // setupNode makes the node's side of all addresses.

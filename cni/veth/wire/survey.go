@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// survey is the kernel as checks read it. Each part is read when a check first needs it: the kernel lists the
-// routes, neighbours and proxy entries of all pods at once only.
+// survey is the kernel as checks read it. Each part is read when a check first needs it: the kernel
+// lists the routes, neighbours and proxy entries of all pods at once only.
 type survey struct {
 	routings   map[int]*routing
 	proxies    map[int]map[proxy]bool
@@ -42,8 +42,8 @@ func newSurvey() *survey {
 	return &survey{routings: map[int]*routing{}, proxies: map[int]map[proxy]bool{}, neighbours: map[int]map[neighbour]net.HardwareAddr{}, ends: map[endKey]NodeEnd{}}
 }
 
-// Survey returns CheckNode for many pods one after another, which reads the kernel once for all. It is for one
-// goroutine, and for as long as the caller can do with what the first checks read.
+// Survey returns CheckNode for many pods one after another, which reads the kernel once for all. It
+// is for one goroutine, and for as long as the caller can do with what the first checks read.
 func (w *Wirer) Survey() func(Spec) error {
 	s := newSurvey()
 	return func(spec Spec) error {

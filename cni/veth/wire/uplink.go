@@ -32,8 +32,9 @@ func UplinkFor(addr netip.Addr) (string, error) {
 	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
 }
 
-// UplinkOf returns the name of the link that patterns choose: globs (path.Match), separated by commas, of which the first that some link of the
-// node matches counts. One name is returned as it is: its link may come later.
+// UplinkOf returns the name of the link that patterns choose: globs (path.Match), separated by
+// commas, of which the first that some link of the node matches counts. One name is returned as it
+// is: its link may come later.
 func UplinkOf(patterns string) (string, error) {
 	if !strings.ContainsAny(patterns, ",*?[") {
 		return patterns, nil
@@ -94,8 +95,8 @@ func uplinkOf(name string, vlan int) (netlink.Link, error) {
 		ErrUplink, vlan, name, name, name, vlan, vlan, name, vlan)
 }
 
-// Ready returns an error where the uplink is missing or down, and where kernel settings make the node
-// answer for addresses that are not its pods'. It misses no VLAN links.
+// Ready returns an error where the uplink is missing or down, and where kernel settings make the
+// node answer for addresses that are not its pods'. It misses no VLAN links.
 func (w *Wirer) Ready(uplink string) error {
 	link, err := uplinkOf(uplink, 0)
 	if err != nil {
@@ -116,7 +117,8 @@ func IsCut(uplink string) (bool, error) {
 	return err == nil && link != nil && !rtnl.HasCarrier(link), err
 }
 
-// Forwards returns an error where the node's firewall refuses all packets between the uplink and pods.
+// Forwards returns an error where the node's firewall refuses all packets between the uplink and
+// pods.
 func (w *Wirer) Forwards(uplink string) error { return w.firewall.Check(uplink) }
 
 // CheckUp returns ErrUplink where a link to a pool's network is down.

@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Close makes the node answer for none of the container's addresses on its uplinks, until Repair. Routes and rules stay. An
-// address that another link of this node carries keeps its answer.
+// Close makes the node answer for none of the container's addresses on its uplinks, until Repair.
+// Routes and rules stay. An address that another link of this node carries keeps its answer.
 func (w *Wirer) Close(spec Spec) error {
 	if spec.Routed {
 		return nil
@@ -40,7 +40,8 @@ func (w *Wirer) Close(spec Spec) error {
 	})
 }
 
-// eachFamily calls do for each family of the addresses, or for both, with our routing and the entries by which the node answers.
+// eachFamily calls do for each family of the addresses, or for both, with our routing and the
+// entries by which the node answers.
 func (w *Wirer) eachFamily(addrs []api.Address, both bool, do func(k *routing, addrs []netip.Addr, proxies []proxy) error) error {
 	w.routing.Lock()
 	defer w.routing.Unlock()
@@ -66,7 +67,8 @@ func (w *Wirer) eachFamily(addrs []api.Address, both bool, do func(k *routing, a
 	return errors.Join(errs...)
 }
 
-// stopAnswering removes the proxy entries of an address, unless a link other than host carries it, too.
+// stopAnswering removes the proxy entries of an address, unless a link other than host carries it,
+// too.
 func (k *routing) stopAnswering(addr netip.Addr, host int, proxies []proxy) error {
 	if slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host }) {
 		return nil
@@ -117,8 +119,8 @@ func (w *Wirer) withdrawAddresses(given []api.Address, link string, host int) er
 	})
 }
 
-// withdraw removes what is advertised, proxy entries, routes and rules of one address on the host link, and of links
-// that no longer exist. host is 0 where the host link no longer exists.
+// withdraw removes what is advertised, proxy entries, routes and rules of one address on the host
+// link, and of links that no longer exist. host is 0 where the host link no longer exists.
 func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []proxy) error {
 	elsewhere := slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host })
 	if err := k.unadvertise(addr, host, elsewhere); err != nil {

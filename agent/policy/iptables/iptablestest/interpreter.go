@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptablestest carries out the text that package iptables writes, without a kernel, so that tests compare
-// its verdicts with those of the ruleset.
+// Package iptablestest carries out the text that package iptables writes, without a kernel, so that
+// tests compare its verdicts with those of the ruleset.
 package iptablestest
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// maxChainName and maxSetName are the kernel's: XT_EXTENSION_MAXNAMELEN and IPSET_MAXNAMELEN without their ends.
+// maxChainName and maxSetName are the kernel's: XT_EXTENSION_MAXNAMELEN and IPSET_MAXNAMELEN
+// without their ends.
 const (
 	maxChainName = 28
 	maxSetName   = 31

@@ -25,8 +25,8 @@ const maxInterface = 15
 // maxCounter is the longest name of a counter (NFT_OBJ_MAXNAMELEN without its end).
 const maxCounter = 255
 
-// Check returns all errors of a ruleset: values that the kernel would refuse, or that Walk, Text and
-// the kernel would not take the same way.
+// Check returns all errors of a ruleset: values that the kernel would refuse, or that Walk, Text
+// and the kernel would not take the same way.
 func Check(rs *ruleset.Ruleset) error {
 	c := checker{rs: rs}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {

@@ -244,7 +244,8 @@ func (r *Random) rule() ruleset.Rule {
 	return rule
 }
 
-// name returns the name of a policy's rule, which may have any characters: those of the programs' own texts, most of all.
+// name returns the name of a policy's rule, which may have any characters: those of the programs'
+// own texts, most of all.
 func (r *Random) name() string {
 	if r.IntN(2) == 0 {
 		return "x\" ACCEPT\n-I FORWARD -j ACCEPT\n-A FORWARD -m comment --comment \"y"
