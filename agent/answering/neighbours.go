@@ -10,9 +10,9 @@ import (
 // Neighbour is another node of the segment that said hello.
 type Neighbour struct {
 	Node Node
-	// MAC is the one by which it answers.
+	// MAC is the MAC by which the node answers.
 	MAC string
-	// Heard is when it was heard last.
+	// Heard is when the node was heard last.
 	Heard Duration
 }
 
