@@ -53,7 +53,7 @@ func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 	return "", fmt.Errorf("plugin %q is not installed in %s", plugin, strings.Join(path, ", "))
 }
 
-// Identify returns the identity of a plugin's file: another version has another one.
+// Identify returns the identity of a plugin's file: another version has another identity.
 func (e *Exec) Identify(path string) (string, error) {
 	seen, err := e.resolve(path)
 	if err != nil {
