@@ -11,9 +11,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// owner stands for a pod by its namespace and UID in the memberships of sets: an address that
-// belongs to two pods for a moment stays until both are gone, and an address told twice counts
-// once.
+// owner identifies a pod by its namespace and UID in the memberships of sets. So an address of two
+// pods stays until both are gone, and an address that is reported twice counts once.
 type owner struct{ namespace, uid uint64 }
 
 var ownerSeed = maphash.MakeSeed()
@@ -53,12 +52,12 @@ type collection struct {
 
 	// members are sorted.
 	members []member
-	// filled says that the members were read from the cluster; else they are to be read.
+	// filled says that the members were read from the cluster.
 	filled bool
-	// set has the members, but for changes when dirty.
+	// set has the members; if dirty, without the latest changes.
 	set   *ruleset.Set
 	dirty bool
-	// used is the pass that found the set in use last.
+	// used is the last pass that found the set in use.
 	used uint64
 }
 
@@ -83,7 +82,7 @@ func (c *collection) each(pod *Pod, extra []netip.Addr, do func(member)) {
 	}
 }
 
-// resolves says whether a port of a pod is the one that is named.
+// resolves reports whether the name means this port of a pod.
 func (n portName) resolves(port NamedPort) (ruleset.Protocol, bool) {
 	protocol, ok := protocolOf(port.Protocol)
 	return protocol, ok && port.Name == n.name && port.Port != 0 && (n.protocol == ruleset.AnyProtocol || n.protocol == protocol)
@@ -116,7 +115,7 @@ func (c *collection) removeNamespace(name string) {
 	c.dirty = c.dirty || len(c.members) < before
 }
 
-// sort puts members in order that were appended.
+// sort sorts the members after new members were appended.
 func (c *collection) sort() {
 	slices.SortFunc(c.members, compareMembers)
 	c.members = slices.Clip(slices.Compact(c.members))
@@ -149,7 +148,7 @@ func (c *collection) current() *ruleset.Set {
 	return c.set
 }
 
-// peer is pods that rules name, with the sets of them that are in use.
+// peer is a selection of pods in rules, with its sets that are in use.
 type peer struct {
 	podSelection
 	name        string // its key
@@ -159,11 +158,11 @@ type peer struct {
 // directory finds the peers to which a pod belongs.
 type directory struct {
 	scopes map[string]*scopePeers
-	// found are the scopes of a namespace, as far as anybody asked.
+	// found caches the scopes of namespaces.
 	found map[string][]*scopePeers
 }
 
-// scopePeers are the peers of one scope. Peers that want a label of their pods are found by it.
+// scopePeers are the peers of a scope. Peers that require a label are found by this label.
 type scopePeers struct {
 	scope
 	byLabel map[label][]*peer
@@ -227,7 +226,7 @@ func (d *directory) forget(s scope) {
 	}
 }
 
-// in returns the scopes that a namespace is in.
+// in returns the scopes that contain a namespace.
 func (d *directory) in(namespace string, labels map[string]string, known bool) []*scopePeers {
 	found, ok := d.found[namespace]
 	if !ok {
