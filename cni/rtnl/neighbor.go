@@ -19,7 +19,8 @@ func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
 }
 
 // DropQueued drops the packets that wait for the link-layer addresses of neighbours: they have
-// passed all hooks but postrouting already. Neighbours whose link-layer address is known have none.
+// already passed all hooks except postrouting. No packets wait for a neighbour with a known
+// link-layer address.
 func DropQueued(addresses []netip.Addr) error {
 	var errs []error
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
