@@ -23,8 +23,8 @@
 //	      neigh proxy 10.0.70.5 dev uplink                    the node answers ARP or ND
 //
 // P has the routes to all pods. T belongs to a pool network (link, subnet and gateway) and is
-// shared by its addresses; its number is a hash of the three. A packet passes three rules, and
-// two more for each pool network of the node, however many addresses there are.
+// shared by its addresses; its number is a hash of link, subnet and gateway. A packet passes three
+// rules, and two more for each pool network of the node, whatever the number of addresses.
 //
 // # Which packets the rules select
 //
@@ -41,25 +41,25 @@
 // NodePort or host port, have no mark either: they leave with the node's address, and so by
 // the node's routes.
 //
-// Where the subnets of two networks overlap, as after a change of a pool's gateway, the
-// first rule wins, and addresses of the other network have rules of their own before it.
+// If the subnets of two networks overlap, as after a change of a pool's gateway, the first rule
+// wins, and addresses of the other network have rules of their own before it.
 //
 // # Reverse path filtering
 //
-// On the pod's link it is strict, so the kernel drops a pod's packets with the IPv4 address
-// of another. On uplinks it is the node's affair. Its look-up of the way back has no mark and
-// finds the node's own routes: right where the pool's link has the node's default route, and
-// for packets to a NodePort on any link. Where the pool's link is a VLAN or a second uplink,
-// and filtering would drop packets to its pods, packets that arrive there for the pods, and
-// ARP requests for them, get another mark ([netfilter.ArrivalMark]), and the link's setting
-// src_valid_mark makes the look-up heed it:
+// On the pod's link it is strict, so the kernel drops a pod's packets with the IPv4 address of
+// another pod. On uplinks Berth does not change it. Its look-up of the way back has no mark and
+// finds the node's own routes. This is right if the pool's link has the node's default route, and
+// for packets to a NodePort on any link. If the pool's link is a VLAN or a second uplink, filtering
+// could drop packets to its pods. Then packets that arrive there for the pods, and ARP requests for
+// them, get another mark ([netfilter.ArrivalMark]), and the link's setting src_valid_mark makes the
+// look-up heed it:
 //
 //	rule 32291: fwmark arrival lookup main suppress_prefixlength 31   to the pod
 //	rule 32293: from 10.0.70.0/24 fwmark arrival lookup T             the way back
 //
 // Then the pool's link is right for every sender, also for hosts that the node itself reaches by
-// another link. The filter is as strict as before for all other packets; rp_filter is never
-// changed. (A loose filter would not do: on links without an address Linux applies it strictly.) A
+// another link. The filter stays strict for all other packets; Berth never changes rp_filter. (A
+// loose filter would not be enough: on links without an address Linux applies it strictly.) A
 // program that sets firewall marks on such a link for transparent proxies must know that
 // src_valid_mark is 1.
 //
@@ -79,8 +79,8 @@
 // the node's MAC, because the node answers for the address and does not bridge the
 // pod's frames.
 //
-// Set-up starts answering last; teardown stops advertising and answering first. Rules and tables go
-// with the last address that needs them, but rules 32294.
+// Set-up starts answering last; teardown stops advertising and answering first. Rules and tables,
+// except rules 32294, go with the last address that needs them.
 //
 // # Carrier
 //
