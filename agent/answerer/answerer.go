@@ -557,11 +557,11 @@ func explain(addr netip.Addr, s answering.Standing) string {
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
-		return fmt.Sprintf("a host with MAC %s still answers for %s, which was on %s last, and the agent there does not say that it gave it up: power %s off, or restart its agent", strings.Join(s.MACs, ", "), addr, s.Last.Name, s.Last.Name)
+		return fmt.Sprintf("a host with MAC %s still answers for %s, which was on %s last, and the agent there has not said that it gave the address up: power %s off, or restart its agent", strings.Join(s.MACs, ", "), addr, s.Last.Name, s.Last.Name)
 	case len(s.MACs) > 0:
 		return fmt.Sprintf("a host with MAC %s still answers for %s: find it by its MAC and take the address from it", strings.Join(s.MACs, ", "), addr)
 	case s.Last.Name != "" && !s.Denied:
-		return fmt.Sprintf("%s had %s last, and its agent does not say that it gave it up; this node waits until nobody has answered for three seconds, while another host of the network answers", s.Last.Name, addr)
+		return fmt.Sprintf("%s had %s last, and its agent has not said that it gave the address up; this node waits until, for three seconds, nobody answers for it while another host of the network answers", s.Last.Name, addr)
 	default:
 		return fmt.Sprintf("this node has not heard yet that nobody answers for %s", addr)
 	}

@@ -128,7 +128,7 @@ func (l *loop) fails(ctx context.Context, err error) {
 	case errors.Is(err, ErrNobodyToAsk):
 		logger.Info("Nobody can be asked for addresses on a link: the node answers without", "err", err)
 	default:
-		logger.Error(err, "Cannot ask other nodes for addresses on a link, or hear them, will try again; the node answers for no further pod there")
+		logger.Error(err, "Cannot ask other nodes for addresses on a link, or cannot hear them; will try again; meanwhile the node answers for no further pod there")
 	}
 	l.setBroken(err)
 	l.note(answering.Deaf{})

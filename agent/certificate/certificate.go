@@ -83,7 +83,7 @@ func New(ctx context.Context, options Options) *Keeper {
 // The reasons why the agent cannot send messages.
 var (
 	errNoBundle      = errors.New("the cluster has no authority for agents' certificates yet")
-	errNoCertificate = errors.New("this node has no certificate yet to sign messages by")
+	errNoCertificate = errors.New("this node has no certificate yet for signing messages")
 )
 
 // Codec returns the present codec, nil while there are no authorities, and an error while the agent

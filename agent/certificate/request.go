@@ -80,7 +80,7 @@ func (k *Keeper) proceed(ctx context.Context) {
 	if err == nil {
 		k.next = time.Now()
 		k.pauses = newPauses(shortest, longest)
-		klog.FromContext(ctx).Info("This node has a new certificate to sign messages by")
+		klog.FromContext(ctx).Info("This node has a new certificate for signing messages")
 		return
 	}
 	pause := k.pauses.Step()

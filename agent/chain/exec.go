@@ -106,5 +106,5 @@ func pluginError(ctx context.Context, err error, stdout, stderr []byte) error {
 	if json.Unmarshal(stdout, &e) == nil && e.Msg != "" {
 		return &e
 	}
-	return fmt.Errorf("plugin said nothing CNI understands (%w): %.500q %.500q", err, stdout, stderr)
+	return fmt.Errorf("plugin wrote no valid CNI error (%w): %.500q %.500q", err, stdout, stderr)
 }

@@ -112,7 +112,7 @@ func (e *Exec) Reaches(n *Network, bin string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which the agent's container has not", n.Name(), missing[0].plugin, ErrNeedsNode, missing[0].path)
+	return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which is not in the agent's container", n.Name(), missing[0].plugin, ErrNeedsNode, missing[0].path)
 }
 
 // available reports whether a path exists, or can be made.

@@ -323,7 +323,7 @@ func (c *Controller) tell(ctx context.Context, pod api.Pod, problems []problem) 
 		return
 	}
 	c.told[pod.UID] = now
-	klog.FromContext(ctx).Info("A pod does not have the bandwidth limits that were asked for it", "pod", klog.KRef(pod.Namespace, pod.Name), "problems", now)
+	klog.FromContext(ctx).Info("A pod does not have its requested bandwidth limits", "pod", klog.KRef(pod.Namespace, pod.Name), "problems", now)
 	regarding := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}}
 	for i, p := range problems {
 		if !strings.Contains(before, notes[i]) {

@@ -102,5 +102,5 @@ func remedy(table string) string {
 	if table == firewalldTable {
 		return "run on the node: " + strings.ReplaceAll(FirewalldCommands, "\n", " && ")
 	}
-	return "have its owner accept there what comes from and goes to interfaces that begin with " + LinkPrefix
+	return "let the owner of the table accept packets from and to interfaces whose names begin with " + LinkPrefix
 }

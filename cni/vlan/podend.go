@@ -170,7 +170,7 @@ func (e *podEnd) check() error {
 		wrong("route %s on link %s is missing", r.Dst, name)
 	}
 	for _, r := range stale {
-		wrong("route %s on link %s leads to an address that the node has no more", r.Dst, name)
+		wrong("route %s on link %s leads to an address that the node no longer has", r.Dst, name)
 	}
 	for _, r := range moved {
 		wrong("route %s on link %s is not by %s", r.Dst, name, r.Gw)

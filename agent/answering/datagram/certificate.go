@@ -28,7 +28,7 @@ type Identity struct {
 func NewIdentity(certificate *x509.Certificate, key ed25519.PrivateKey) (*Identity, error) {
 	public, ok := certificate.PublicKey.(ed25519.PublicKey)
 	if !ok || !public.Equal(key.Public()) {
-		return nil, errors.New("the certificate is of another key")
+		return nil, errors.New("the certificate has another key")
 	}
 	return &Identity{Node: nodeOf(certificate), certificate: certificate.Raw, key: key}, nil
 }
@@ -37,7 +37,7 @@ func NewIdentity(certificate *x509.Certificate, key ed25519.PrivateKey) (*Identi
 // Without an identity it only reads.
 func NewCodec(authorities []*x509.Certificate, own *Identity) (*Codec, error) {
 	if len(authorities) == 0 {
-		return nil, errors.New("there is no authority")
+		return nil, errors.New("no certificate authority is given")
 	}
 	return &Codec{own: own, senders: &senders{authorities: authorities, known: map[string]sender{}}}, nil
 }

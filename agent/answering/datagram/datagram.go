@@ -82,7 +82,7 @@ type Codec struct {
 // segment, or the zero Addr.
 func (c *Codec) Encode(internalIP netip.Addr, messages []answering.Message) ([][]byte, error) {
 	if c.own == nil {
-		return nil, errors.New("there is no certificate to sign messages by")
+		return nil, errors.New("there is no certificate for signing messages")
 	}
 	head := binary.BigEndian.AppendUint16([]byte(magic), uint16(len(c.own.certificate)))
 	head, err := appendAddr(append(head, c.own.certificate...), internalIP)
