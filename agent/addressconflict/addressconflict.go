@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package addressconflict asks whether other hosts have addresses of this node's pods, and shows
-// users the hosts that do. It decides nothing about a pod but to refuse it an address that another
+// users the hosts that do. Its only decision about a pod is to refuse it an address that another
 // host has.
 package addressconflict
 
@@ -26,23 +26,22 @@ import (
 // the pod.
 var ErrConflict = errors.New("address conflict")
 
-// Asker asks networks for hosts outside of the cluster that have addresses of pods which run. Its method is safe in parallel, blocks for
-// the network, and ends with the context.
+// Asker asks networks for hosts outside of the cluster that have addresses of running pods. Its
+// method is safe in parallel, blocks for the network, and ends with the context.
 type Asker interface {
-	// Foreign returns the conflicts, and beside them an error where some network could not be asked.
+	// Foreign returns the conflicts, together with an error if some network could not be asked.
 	Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error)
 }
 
-// Log keeps conflicts where users see them and the scheduler's programs do, at the
-// FloatingIPs. Methods are safe in parallel and idempotent, and block for two requests.
+// Log keeps conflicts in the FloatingIPs, where users and the scheduler's programs see them.
+// Methods are safe in parallel and idempotent, and block for two requests.
 type Log interface {
-	// ReportConflict notes that a host has the address of the pod; the text what names the host.
+	// ReportConflict notes that a host has the address of the pod; the text in what names the host.
 	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
-	// ClearConflict notes that no host has it. It asks the API only where a conflict
-	// was noted.
+	// ClearConflict notes that no other host has the address. It asks the API only if a conflict was
+	// noted.
 	ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error
-	// InConflict returns whether a conflict was noted, as far as this node knows. It does
-	// not block.
+	// InConflict reports whether a conflict was noted, as far as this node knows. It does not block.
 	InConflict(addr netip.Addr) bool
 }
 
@@ -60,7 +59,8 @@ type Conflicts struct {
 	heard map[netip.Addr]inquiry.InspectedConflict
 }
 
-// Refuse returns ErrConflict where other hosts have addresses of the pod. allAsked says that no host has another one of the targets.
+// Refuse returns ErrConflict if other hosts have addresses of the pod. allAsked says that no host
+// has any other target.
 func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) error {
 	c.note(ctx, pod, targets, found, allAsked)
 	c.mu.Lock()
@@ -81,8 +81,8 @@ func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.
 	return errors.Join(errs...)
 }
 
-// Ask returns the hosts outside of the cluster that have addresses of a pod which runs, and notes which do, and which have given one
-// up.
+// Ask returns the hosts outside of the cluster that have addresses of a running pod. It notes
+// conflicts that began and conflicts that ended.
 func (c *Conflicts) Ask(ctx context.Context, pod api.Pod, targets []conflict.Target) []conflict.Conflict {
 	if c.Asker == nil || len(targets) == 0 {
 		return nil
@@ -95,10 +95,10 @@ func (c *Conflicts) Ask(ctx context.Context, pod api.Pod, targets []conflict.Tar
 	return found
 }
 
-// InConflict returns whether a conflict over an address was noted, whose end is to be looked for. It does not block.
+// InConflict reports whether a noted conflict over an address has not ended yet. It does not block.
 func (c *Conflicts) InConflict(addr netip.Addr) bool { return c.Log != nil && c.Log.InConflict(addr) }
 
-// List returns the conflicts that refused pods an address, until nobody has it any more.
+// List returns the conflicts for which pods were refused an address and which have not ended.
 func (c *Conflicts) List() []inquiry.InspectedConflict {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,8 +107,8 @@ func (c *Conflicts) List() []inquiry.InspectedConflict {
 	return all
 }
 
-// note writes conflicts to the Log and, where all could be asked, which targets have none. The
-// pod's event has the conflict, too, so a failure fails nothing.
+// note writes conflicts to the Log and, if all networks could be asked, the targets without a
+// conflict. It ignores failures, because the pod's event shows the conflict, too.
 func (c *Conflicts) note(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) {
 	if c.Log == nil {
 		return

@@ -12,28 +12,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// announcements is how often an address is announced after the first time, because frames get lost: 1, 2 and 4 s after it. Linux ignores a
-// second answer within a second of the first (locktime).
+// announcements is how often an address is announced after the first time, because frames get lost:
+// 1, 2 and 4 s after it. Linux ignores a second answer within a second of the first (locktime).
 const announcements = 3
 
-// Announcer repeats announcements of things that have addresses in the background. Its methods are safe in parallel and return at once,
-// but for Run.
+// Announcer repeats announcements in the background, for things that have addresses. Its methods
+// are safe in parallel and, except Run, return at once.
 type Announcer[K comparable] struct {
 	announce func(ctx context.Context, of K) (carried bool, err error)
 	queue    workqueue.TypedRateLimitingInterface[K]
 }
 
-// New returns an Announcer that is idle until Run. announce returns false where the node no longer
+// New returns an Announcer that is idle until Run. announce returns false if the node no longer
 // carries the addresses, which ends their announcements.
 func New[K comparable](announce func(ctx context.Context, of K) (carried bool, err error)) *Announcer[K] {
-	// It waits 1 s twice and then 2 s.
+	// The pauses are 1 s, 1 s and 2 s.
 	return &Announcer[K]{announce, workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemFastSlowRateLimiter[K](time.Second, 2*time.Second, 2))}
 }
 
 // Later schedules the announcements after the first one.
 func (n *Announcer[K]) Later(of K) { n.queue.AddRateLimited(of) }
 
-// Soon schedules announcements of which the first does not wait.
+// Soon schedules announcements and makes the first one at once.
 func (n *Announcer[K]) Soon(of K) { n.queue.Add(of) }
 
 // Run announces until the context ends.

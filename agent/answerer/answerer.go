@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package answerer runs the state machines of package answering for the segments of a node: it
-// passes on the segments' frames, the API's word and the kernel's state, and does what the machines decide. It
-// decides nothing itself.
+// passes frames of the segments, verdicts of the API and the state of the kernel to the machines,
+// and carries out their decisions. It decides nothing itself.
 package answerer
 
 import (
@@ -31,48 +31,56 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Segment is the network of a link. Send, Question and AskHost are called by one goroutine, beside Run, and block for the kernel only.
+// Segment is the network of a link. Send, Question and AskHost are called by one goroutine, beside
+// Run, and block for the kernel only.
 type Segment interface {
-	// Send sends messages to all nodes of the segment, and the ones with a receiver to that outside of it, too.
+	// Send sends messages to all nodes of the segment. A message with a receiver goes to the receiver
+	// outside of the segment, too.
 	Send(messages []answering.Message) error
-	// Question asks all hosts once who answers for the addresses, and Probe which of them have IPv4 ones themselves.
+	// Question asks all hosts once who answers for the addresses. Probe asks once which hosts have the
+	// IPv4 addresses themselves.
 	Question(addrs []netip.Addr) error
 	Probe(addrs []netip.Addr) error
 	// AskHost asks one host, with a MAC, once whether it has the address.
 	AskHost(addr netip.Addr, mac net.HardwareAddr) error
-	// Run calls the functions with what other hosts send, until ctx ends. Messages for which wants is false may be left out.
+	// Run calls the functions with messages and answers of other hosts, until ctx ends. It may leave
+	// out messages for which wants is false.
 	Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error
-	// Defend has claims of exactly these addresses heard.
+	// Defend makes the segment hear ARP claims of other hosts to exactly these addresses.
 	Defend(targets []conflict.Target) error
-	// Check returns an error where the link is gone, or has another MAC than when the segment was opened. It blocks for the kernel only.
+	// Check returns an error if the link is gone, or its MAC has changed since the segment was opened.
+	// It blocks for the kernel only.
 	Check() error
 	// Close ends its sockets. It is called once, after Run has returned.
 	Close() error
-	// Own returns the MAC by which the node answers, and its own address on the segment, if it has one.
+	// Own returns the MAC by which the node answers and, if there is one, the node's address on the
+	// segment.
 	Own() (mac net.HardwareAddr, addr netip.Addr)
 }
 
-// Node does what the machines decide. Its methods are safe in parallel.
+// Node carries out the decisions of the machines. Its methods are safe in parallel.
 type Node interface {
-	// Open has the node answer for an address of a complete attachment again. It does nothing where there is none.
+	// Open makes the node answer again for an address of a complete attachment. It does nothing if
+	// there is no such attachment.
 	Open(ctx context.Context, addr netip.Addr) error
-	// Close has the node stop that, and ends an ADD of the address. newest is kept with the record, zero where no other
-	// node has asserted the address. It blocks for the kernel and the state file. Its error is ErrCannotClose where another
-	// try cannot succeed.
+	// Close makes the node stop answering for the address, and ends an ADD of the address. newest is
+	// kept in the record; it is zero if no other node has asserted the address. Close blocks for the
+	// kernel and the state file. Its error is ErrCannotClose if another try cannot succeed.
 	Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error
-	// Whose asks the API whether the address is still the pod's that this node has it for, and withdraws it where it is not.
+	// Whose asks the API whether the address still belongs to this node's pod, and withdraws the
+	// address if not.
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
-	// Reachable tries whether the API server answers anything, until ctx ends.
+	// Reachable tries until ctx ends whether the API server responds at all.
 	Reachable(ctx context.Context) error
-	// IsCut returns whether an uplink has no carrier. It blocks for the kernel only.
+	// IsCut reports whether an uplink has no carrier. It blocks for the kernel only.
 	IsCut(uplink string) (bool, error)
-	// Answers returns whether the kernel, or a container of the node, may answer for an address on any link, by whatever
-	// makes it do so. Of an address that the Answerer closed it asks the kernel alone; another one is soon carried, or no more
-	// answered for. It blocks for the kernel only.
+	// Answers reports whether the kernel, or a container of the node, may answer for an address on any
+	// link, for any reason. If the Answerer closed the address, it asks the kernel alone; any other
+	// address is soon carried or no longer answered for. It blocks for the kernel only.
 	Answers(addr netip.Addr) (bool, error)
 }
 
-// ErrCannotClose is returned by a Node that goes on to answer for an address, however often it is asked to stop.
+// ErrCannotClose is returned by a Node that keeps answering for an address after each Close.
 var ErrCannotClose = errors.New("cannot stop answering")
 
 // Holding is an address that the API gave to a pod of this node.
@@ -80,19 +88,19 @@ type Holding struct {
 	Address netip.Addr
 	// Pod is the UID of the pod.
 	Pod string
-	// Link is the index of the node's link to the network of the address, and Uplink the name of the link to which the cable
-	// of that network is: the same one, or the one below a VLAN's link or a bridge.
+	// Link is the index of the node's link to the network of the address. Uplink is the name of the
+	// link with the cable: the same link, or the link below a VLAN link or a bridge.
 	Link   int
 	Uplink string
-	// Gateway of the network, the zero Addr where it has none.
+	// Gateway is the gateway of the network, or the zero Addr.
 	Gateway netip.Addr
 	// OwnMAC is the MAC that the pod's interface has on every node, if it has one.
 	OwnMAC net.HardwareAddr
 	// Failover: the pod asked to be moved from a node that is cut off.
 	Failover bool
-	// Defended: the node answers hosts that claim the address.
+	// Defended: the node answers ARP claims of other hosts to the address.
 	Defended bool
-	// Version and Last are the record's; see answering.Take.
+	// Version and Last are from the record; see answering.Take.
 	Version answering.Version
 	Last    answering.Node
 }
@@ -102,7 +110,8 @@ type Answerer struct {
 	self answering.Node
 	node Node
 	open func(link int) (Segment, error)
-	// proxied: some host of the network says that it has all addresses, so that nobody is believed to have them.
+	// proxied: some host of the network says that it has all addresses, so no such statement is
+	// believed.
 	proxied bool
 
 	mu sync.Mutex
@@ -112,12 +121,12 @@ type Answerer struct {
 	loops  map[int]*loop
 	where  map[netip.Addr]place
 	claims chan Claim
-	// tries are of the API, one at a time; reached is theirs, when it answered last.
+	// tries are tries to reach the API, one at a time; reached is when the last try succeeded.
 	tries   singleflight.Group
 	reached time.Time
 }
 
-// place is the link to the network of an address, and the UID of the pod that the node has it for, with the MAC of its own.
+// place is the link to the network of an address, and the UID and own MAC of the address's pod.
 type place struct {
 	link     int
 	pod      string
@@ -125,13 +134,13 @@ type place struct {
 	defended bool
 }
 
-// ErrNobodyToAsk is returned for a link whose network has no way to ask its hosts for an address. There the node answers
-// without.
+// ErrNobodyToAsk is returned for a link whose network has no way to ask hosts for an address. On
+// such a link the node answers without asking.
 var ErrNobodyToAsk = conflict.ErrNoEthernet
 
-// New returns an Answerer that is idle until Run. open returns the segment of a link. After an error other than ErrNobodyToAsk it is
-// tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
-// address, but nodes.
+// New returns an Answerer that is idle until Run. open returns the segment of a link. After an
+// error other than ErrNobodyToAsk open is tried again: meanwhile the node answers for no further
+// address of the link. If proxied, only nodes are believed to have an address.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
 	return &Answerer{self: self, proxied: proxied, claims: make(chan Claim, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
@@ -153,7 +162,7 @@ func (a *Answerer) start(l *loop) {
 	a.group.Go(func() { l.run(a.ctx) })
 }
 
-// loopOf returns the loop of a link, which it makes if it has to. The caller holds mu.
+// loopOf returns the loop of a link, and creates it if necessary. The caller holds mu.
 func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
@@ -179,7 +188,8 @@ func (a *Answerer) give(h Holding, in answering.Input) {
 	l.note(in)
 }
 
-// Join has the node hear the others on a link before it has an address there, with the gateways on it.
+// Join makes the node hear the other nodes and the gateways on a link before it has an address
+// there.
 func (a *Answerer) Join(link int, uplink string, gateways ...netip.Addr) {
 	a.mu.Lock()
 	l := a.loopOf(link, uplink)
@@ -189,7 +199,8 @@ func (a *Answerer) Join(link int, uplink string, gateways ...netip.Addr) {
 	}
 }
 
-// Link returns the link to the network of an address that the node has; false where it has none.
+// Link returns the link to the network of an address; has is false if the node does not have the
+// address.
 func (a *Answerer) Link(addr netip.Addr) (link int, has bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -197,20 +208,20 @@ func (a *Answerer) Link(addr netip.Addr) (link int, has bool) {
 	return at.link, has
 }
 
-// Holder returns the pod that the node has an address for, empty where it does not have it.
+// Holder returns the pod of an address, empty if the node does not have the address.
 func (a *Answerer) Holder(addr netip.Addr) (pod string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.where[addr].pod
 }
 
-// Asks returns whether others are being asked for an address.
+// Asks reports whether others are being asked for an address.
 func (a *Answerer) Asks(addr netip.Addr) bool {
 	link, _ := a.Link(addr)
 	return a.Standing(addr).Phase == answering.Asking && a.Check(link) == nil
 }
 
-// Waits returns whether the node has an address, and may not answer for it yet, or not any more.
+// Waits reports whether the node has an address and may not answer for it now.
 func (a *Answerer) Waits(addr netip.Addr) bool {
 	_, has := a.Link(addr)
 	return has && a.Standing(addr).Phase != answering.Answering
@@ -231,7 +242,7 @@ func (a *Answerer) Recheck() {
 // jitter is how long a node waits at most after its carrier is back.
 const jitter = 200 * time.Millisecond
 
-// Carrier says that an uplink has lost its carrier, or has it again.
+// Carrier notes that an uplink has lost or regained its carrier.
 func (a *Answerer) Carrier(uplink string, up bool) {
 	c := answering.Carrier{Up: up}
 	if up {
@@ -272,12 +283,12 @@ func macText(mac net.HardwareAddr) string {
 	return mac.String()
 }
 
-// Take has the node ask for an address that a pod is about to get. It may be called again for the same.
+// Take makes the node ask for an address that a pod is about to get. It may be called repeatedly.
 func (a *Answerer) Take(h Holding) {
 	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover})
 }
 
-// known returns this node as it knows itself where a record means it: either may lack the UID.
+// known returns this node with its UID if n is this node: the record or the node may lack the UID.
 func (a *Answerer) known(n answering.Node) answering.Node {
 	if n.Is(a.self) {
 		return a.self
@@ -285,14 +296,14 @@ func (a *Answerer) known(n answering.Node) answering.Node {
 	return n
 }
 
-// Carry says that the node has an address of a complete attachment, and whether its kernel answers for it. newest is the last
-// Close's.
+// Carry notes that the node has an address of a complete attachment, and whether its kernel answers
+// for it. newest is from the last Close.
 func (a *Answerer) Carry(h Holding, answers bool, newest answering.Version) {
 	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover, Answers: answers, Newest: newest})
 }
 
-// Leave says that the node does not have the addresses of a pod any more, and that its kernel does not answer for them; all where
-// none are given.
+// Leave notes that the node no longer has addresses of a pod, and that its kernel does not answer
+// for them. Without addrs it notes this for all addresses of the pod.
 func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 	a.mu.Lock()
 	left := map[netip.Addr]*loop{}
@@ -308,7 +319,7 @@ func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 	}
 }
 
-// of returns the loop of an address, nil where the node does not have the address.
+// of returns the loop of an address, or nil if the node does not have the address.
 func (a *Answerer) of(addr netip.Addr) *loop {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -319,7 +330,7 @@ func (a *Answerer) of(addr netip.Addr) *loop {
 	return a.loops[at.link]
 }
 
-// Heard takes a message that a node sent to this one alone, outside of the segments.
+// Heard takes a message that a node sent to this node alone, outside of the segments.
 func (a *Answerer) Heard(m answering.Message) {
 	if !m.To.Is(a.self) {
 		return
@@ -336,8 +347,8 @@ func (a *Answerer) Heard(m answering.Message) {
 	}
 }
 
-// Word is a person's, that no other node answers for an address. It returns an error where the node does not ask for it, and so
-// nothing would come of the word.
+// Word takes a person's statement that no other node answers for an address. It returns an error if
+// the node is not asking for the address, because then the statement has no effect.
 func (a *Answerer) Word(addr netip.Addr) error {
 	l := a.of(addr)
 	if l == nil {
@@ -355,8 +366,9 @@ func (a *Answerer) Word(addr netip.Addr) error {
 	return errors.New(l.why(addr))
 }
 
-// Wait waits until the node may answer for the addresses, which it has taken. It returns the ones that hosts outside of the cluster go
-// on to say that they have. Where ctx ends before, the error says for each other one what is in the way.
+// Wait waits until the node may answer for the addresses that it has taken. It returns conflicts
+// with hosts outside of the cluster that keep saying that they have an address. If ctx ends
+// earlier, the error explains for each other address why the node may not answer.
 func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) (foreign []conflict.Conflict, err error) {
 	var errs []error
 	for _, addr := range addrs {
@@ -374,7 +386,7 @@ func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) (foreign []conf
 	return foreign, errors.Join(errs...)
 }
 
-// Standing returns the state of an address, with the zero Phase where the node does not have it.
+// Standing returns the state of an address, with the zero Phase if the node does not have it.
 func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 	l := a.of(addr)
 	if l == nil {
@@ -385,7 +397,7 @@ func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 	return l.standing(addr)
 }
 
-// Unanswered lists the addresses that the node has and does not answer for, in their order.
+// Unanswered lists the addresses that the node has but does not answer for, sorted.
 func (a *Answerer) Unanswered() []inquiry.UnansweredAddress {
 	a.mu.Lock()
 	at := make(map[netip.Addr]*loop, len(a.where))
@@ -413,36 +425,37 @@ type loop struct {
 	signal wakeup.Signal
 
 	mu sync.Mutex
-	// inputs are those that the machine has yet to see. Only run's goroutine changes the machine, which began its time at began.
+	// inputs have not been passed to the machine yet. Only the goroutine of run changes the machine.
+	// The machine's time is the time since began.
 	inputs []answering.Input
 	link   *answering.Link
 	began  time.Time
-	// gateways have the MACs by which they answered, nil where they did not yet; answers is the one that did last, an IPv4 one
-	// if there is any.
+	// gateways has the MAC by which each gateway answered, nil if it has not yet; answers is the
+	// gateway that answered last, an IPv4 gateway if there is one.
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
 	waiting  map[netip.Addr][]chan struct{}
 	// searches are under way.
 	searches []*search
-	// awaited are the addresses for which the node has asked, and the last of its questions may still be answered.
+	// awaited are the addresses whose last question may still be answered.
 	awaited map[netip.Addr]*awaited
-	// changed: the link may have.
+	// changed: the link may have changed.
 	changed bool
-	// broken is why the node neither hears nor asks others, nil while it does.
+	// broken is why the node cannot hear and ask others, nil while it can.
 	broken error
-	// unsent is why the last messages were not sent, nil where they were.
+	// unsent is why the last messages were not sent, nil if they were sent.
 	unsent error
 
-	// The fields below are run's.
+	// Only run uses the fields below.
 	connection
-	// undefended: the segment does not know yet of which addresses claims are to be heard.
+	// undefended: the segment does not know yet which addresses to defend.
 	undefended bool
-	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
+	// unclosed are the addresses for which the kernel still answers, because Close failed.
 	unclosed map[netip.Addr]bool
 	asking   sync.WaitGroup
 }
 
-// note has an input seen to soon.
+// note queues an input for run.
 func (l *loop) note(in answering.Input) {
 	l.mu.Lock()
 	l.inputs = append(l.inputs, in)
@@ -458,8 +471,8 @@ func (l *loop) standing(addr netip.Addr) answering.Standing {
 	return l.link.Standing(addr)
 }
 
-// wait waits until the node may answer for an address, or a host outside of the cluster, with the MAC foreign, goes on to say that it
-// has it.
+// wait waits until the node may answer for an address, or until a host outside of the cluster, with
+// the MAC foreign, keeps saying that it has the address.
 func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err error) {
 	l.mu.Lock()
 	done := make(chan struct{})
@@ -479,18 +492,18 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err e
 	return "", errors.New(l.why(addr))
 }
 
-// isSettled returns whether there is nothing to wait for. The caller holds mu.
+// isSettled reports whether there is nothing to wait for. The caller holds mu.
 func (l *loop) isSettled(addr netip.Addr) bool {
 	s := l.standing(addr)
 	return !l.gives(addr) && (s.Phase == answering.Answering || s.Foreign != "")
 }
 
-// gives returns whether the machine has yet to see that the node gets or leaves an address. The caller holds mu.
+// gives reports whether a queued input gives or takes an address. The caller holds mu.
 func (l *loop) gives(addr netip.Addr) bool {
 	return slices.ContainsFunc(l.inputs, func(in answering.Input) bool { return given(in) == addr })
 }
 
-// given returns the address that the node gets or leaves, the zero Addr for another input.
+// given returns the address that the input gives or takes, the zero Addr for any other input.
 func given(in answering.Input) netip.Addr {
 	switch in := in.(type) {
 	case answering.Take:
@@ -503,7 +516,7 @@ func given(in answering.Input) netip.Addr {
 	return netip.Addr{}
 }
 
-// wake wakes who waits for an address of which there is nothing to wait for. The caller holds mu.
+// wake wakes the waiters of an address that is settled. The caller holds mu.
 func (l *loop) wake(addr netip.Addr) {
 	if !l.isSettled(addr) {
 		return
@@ -514,14 +527,14 @@ func (l *loop) wake(addr netip.Addr) {
 	delete(l.waiting, addr)
 }
 
-// conflict is of a host outside of the cluster that has an address.
+// conflict returns the conflict with a host outside of the cluster that has an address.
 func (l *loop) conflict(addr netip.Addr, mac string) conflict.Conflict {
 	c := conflict.Conflict{Address: addr, Link: l.name()}
 	c.MAC, _ = net.ParseMAC(mac) // It was one.
 	return c
 }
 
-// why says why the node does not answer for an address. The caller holds mu.
+// why explains why the node does not answer for an address. The caller holds mu.
 func (l *loop) why(addr netip.Addr) string {
 	switch {
 	case !l.link.Up():
@@ -536,7 +549,7 @@ func (l *loop) withoutCarrier(addr netip.Addr) string {
 	return fmt.Sprintf("the node's link %s has no carrier, so nobody can be asked whether another node answers for %s: plug its cable in", l.uplink, addr)
 }
 
-// explain says why the node does not answer for an address.
+// explain explains the state of an address for which the node does not answer.
 func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
@@ -544,17 +557,17 @@ func explain(addr netip.Addr, s answering.Standing) string {
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
-		return fmt.Sprintf("a host with MAC %s still answers for %s, which was on %s last, and the agent there does not say that it gave it up: power %s off, or restart its agent", strings.Join(s.MACs, ", "), addr, s.Last.Name, s.Last.Name)
+		return fmt.Sprintf("a host with MAC %s still answers for %s, which was on %s last, and the agent there has not said that it gave the address up: power %s off, or restart its agent", strings.Join(s.MACs, ", "), addr, s.Last.Name, s.Last.Name)
 	case len(s.MACs) > 0:
 		return fmt.Sprintf("a host with MAC %s still answers for %s: find it by its MAC and take the address from it", strings.Join(s.MACs, ", "), addr)
 	case s.Last.Name != "" && !s.Denied:
-		return fmt.Sprintf("%s had %s last, and its agent does not say that it gave it up; this node waits until nobody has answered for three seconds, while another host of the network answers", s.Last.Name, addr)
+		return fmt.Sprintf("%s had %s last, and its agent has not said that it gave the address up; this node waits until, for three seconds, nobody answers for it while another host of the network answers", s.Last.Name, addr)
 	default:
 		return fmt.Sprintf("this node has not heard yet that nobody answers for %s", addr)
 	}
 }
 
-// run steps the machine until ctx ends, or the link is gone with all addresses.
+// run steps the machine until ctx ends, or until the link and all its addresses are gone.
 func (l *loop) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
@@ -589,7 +602,7 @@ func (l *loop) run(ctx context.Context) {
 	}
 }
 
-// due returns when the loop has something to do, if nothing happens.
+// due returns when the loop has something to do, without further input.
 func (l *loop) due() (time.Duration, bool) {
 	if l.segment == nil {
 		return time.Until(l.retry), true
@@ -598,7 +611,7 @@ func (l *loop) due() (time.Duration, bool) {
 	return due - l.now(), ok
 }
 
-// look has the machine begin with the carrier as it is. Changes that were noted before stand after that.
+// look tells the machine the present state of the carrier, before changes that were noted earlier.
 func (l *loop) look(ctx context.Context) {
 	cut, err := l.a.node.IsCut(l.uplink)
 	if err != nil {
@@ -611,8 +624,8 @@ func (l *loop) look(ctx context.Context) {
 	}
 }
 
-// wants returns whether a message may change anything here. On a large segment most are assertions of addresses with which this node has nothing
-// to do, beside the hello of their node.
+// wants reports whether a message may change anything here. On a large segment most messages are
+// assertions of addresses unknown here, with the Hello of their node.
 func (l *loop) wants(m answering.Message) bool {
 	switch {
 	case m.Kind != answering.Assert && m.Kind != answering.Deny, m.To.Name == l.a.self.Name:
@@ -627,7 +640,7 @@ func (l *loop) wants(m answering.Message) bool {
 
 func (l *loop) heard(m answering.Message) { l.hear(m, false) }
 
-// hear notes a message. The nodes in it may lack their UIDs, or have ones that the record of the address lacks.
+// hear notes a message. Nodes in the message or in the record of the address may lack their UIDs.
 func (l *loop) hear(m answering.Message, unicast bool) {
 	m.To = l.a.known(m.To)
 	l.mu.Lock()
@@ -660,7 +673,8 @@ func (l *loop) answered(a conflict.Answer) {
 	}
 }
 
-// step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
+// step passes all inputs to the machine, and carries out its outputs: the kernel falls silent
+// before anything is sent.
 func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
 	inputs, searches := slices.Clone(l.inputs), slices.Clone(l.searches)
@@ -675,7 +689,8 @@ func (l *loop) step(ctx context.Context) {
 	up := l.link.Up()
 	l.mu.Lock()
 	outputs := l.link.Step(l.now(), inputs...)
-	// Before anything is closed: what closes it knows no other work that opens it.
+	// This is before anything is closed, because Close does not know of queued work that opens an
+	// address.
 	l.saw(inputs)
 	l.mu.Unlock()
 	l.tellCarrier(ctx, up)
@@ -720,7 +735,7 @@ func (l *loop) step(ctx context.Context) {
 	l.question(ctx, questions, probes)
 }
 
-// tellCarrier logs that the link has lost its carrier, or has it again.
+// tellCarrier logs that the link has lost or regained its carrier.
 func (l *loop) tellCarrier(ctx context.Context, before bool) {
 	switch logger := klog.FromContext(ctx); {
 	case l.link.Up() && !before:
@@ -751,7 +766,7 @@ func (l *loop) send(ctx context.Context, messages []answering.Message) {
 	l.mu.Lock()
 	l.unsent = err
 	l.mu.Unlock()
-	// A link that comes and goes with its pods has another index when it is back.
+	// A link that exists only while it has pods gets a new index each time.
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		l.disconnect(ctx)
 		l.fails(ctx, err)
@@ -771,8 +786,8 @@ func (l *loop) controls(addrs []netip.Addr) []netip.Addr {
 	return addrs
 }
 
-// askGateway asks the gateway that answered last, by its MAC. It returns the ones that all hosts have to be asked for, where none
-// has answered.
+// askGateway asks the gateway that answered last, by its MAC. If no gateway has answered, it
+// returns the gateways for a question to all hosts.
 func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 	l.mu.Lock()
 	addr, mac := l.answers, l.gateways[l.answers]
@@ -788,14 +803,15 @@ func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 }
 
 const (
-	// tryPatience limits a try of the API: an answer that takes longer helps no pod.
+	// tryPatience limits a try of the API: a later response helps no pod.
 	tryPatience = 2 * time.Second
-	// shareTry is how long an answer of the API counts for the node's other links, too. It is less than a gateway has been silent
-	// when a link begins to try, so the answer came after that.
+	// shareTry is how long a response of the API counts for the node's other links, too. A gateway is
+	// silent for longer before a link begins to try, so the response is newer than the silence.
 	shareTry = 2 * time.Second
 )
 
-// reachable tries the API, once for all links that do at the same time. A link that goes does not end the try of the others.
+// reachable tries the API; links that do so at the same time share a try. If a link goes, the try
+// of the others goes on.
 func (a *Answerer) reachable() error {
 	_, err, _ := a.tries.Do("", func() (any, error) {
 		if time.Since(a.reached) < shareTry {
@@ -823,7 +839,7 @@ func (l *loop) try(ctx context.Context) {
 	})
 }
 
-// saw forgets the first inputs, which have been seen, and wakes who waits for an address. The caller holds mu.
+// saw removes inputs that the machine has seen, and wakes waiters. The caller holds mu.
 func (l *loop) saw(inputs []answering.Input) {
 	l.inputs = slices.Delete(l.inputs, 0, len(inputs))
 	for _, in := range inputs {
@@ -856,8 +872,9 @@ func (l *loop) close(ctx context.Context, c answering.Close, cause answering.Cau
 	time.AfterFunc(closeAgain, func() { l.note(answering.Recheck{Address: c.Address}) })
 }
 
-// isSilent returns whether the node may deny that it answers for an address. The kernel is asked: that no record has the address, or
-// that it was closed, proves nothing. One that the kernel answers for nevertheless is closed again.
+// isSilent reports whether the node may deny that it answers for an address. It asks the kernel,
+// because neither a missing record nor an earlier Close is a proof. If the kernel still answers for
+// a closed address, the address is closed again.
 func (l *loop) isSilent(ctx context.Context, addr netip.Addr) bool {
 	if l.unclosed[addr] {
 		return false
@@ -881,7 +898,7 @@ func (l *loop) opens(ctx context.Context, addr netip.Addr) {
 // askAgain is the wait before the API is asked again.
 const askAgain = 500 * time.Millisecond
 
-// ask asks the API until it answers, or is asked anew.
+// ask asks the API until it responds or a newer question replaces this one.
 func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 	l.asking.Go(func() {
 		for {

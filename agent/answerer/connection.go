@@ -17,17 +17,18 @@ import (
 
 // connection is the segment of a loop, while it is open. Only run uses it.
 type connection struct {
-	// segment is nil while it is not open, the machine's time then stands still at stopped: it answers for no further address, and
-	// falls silent for those of other nodes.
+	// segment is nil while it is not open. Then the machine's time stands still at stopped: the node
+	// answers for no further address, and falls silent for addresses of other nodes.
 	segment Segment
 	stopped time.Duration
 	stop    func()
 	// failed gets the error that ended the hearing.
 	failed chan error
-	// mac and addr are the segment's.
+	// mac and addr are from the segment.
 	mac  string
 	addr netip.Addr
-	// opened is when it was opened last, retry when the next try is, after a wait of pause.
+	// opened is when the segment was opened last; retry is the time of the next try, after a wait of
+	// pause.
 	opened, retry time.Time
 	pause         time.Duration
 }
@@ -45,8 +46,8 @@ func (l *loop) now() time.Duration {
 	return time.Since(l.began)
 }
 
-// connect opens the segment where it is not open and a try is due, or the link may have changed. It opens it anew where the link is
-// another one than before. It returns the error of a try that failed.
+// connect opens the segment if it is not open and either a try is due or the link may have changed.
+// It opens the segment anew if the link was replaced. It returns the error of a failed try.
 func (l *loop) connect(ctx context.Context) error {
 	l.mu.Lock()
 	changed := l.changed
@@ -93,7 +94,7 @@ func (l *loop) connect(ctx context.Context) error {
 	return nil
 }
 
-// own tells the machine of the node's MAC and address on the segment, where they are others than before.
+// own tells the machine the node's MAC and address on the segment, if they have changed.
 func (l *loop) own() {
 	mac, addr := l.segment.Own()
 	if mac.String() == l.mac && addr == l.addr {
@@ -127,7 +128,7 @@ func (l *loop) fails(ctx context.Context, err error) {
 	case errors.Is(err, ErrNobodyToAsk):
 		logger.Info("Nobody can be asked for addresses on a link: the node answers without", "err", err)
 	default:
-		logger.Error(err, "Cannot ask other nodes for addresses on a link, or hear them, will try again; the node answers for no further pod there")
+		logger.Error(err, "Cannot ask other nodes for addresses on a link, or cannot hear them; will try again; meanwhile the node answers for no further pod there")
 	}
 	l.setBroken(err)
 	l.note(answering.Deaf{})
@@ -168,7 +169,7 @@ func (a *Answerer) Failing() (links int) {
 	return links
 }
 
-// answerAll has the node answer for all addresses of a link on which nobody can be asked.
+// answerAll makes the node answer for all addresses of a link on which nobody can be asked.
 func (l *loop) answerAll(ctx context.Context) {
 	l.mu.Lock()
 	inputs := slices.Clone(l.inputs)
@@ -189,18 +190,19 @@ func (l *loop) answerAll(ctx context.Context) {
 // awaited is an address for which the node has asked.
 type awaited struct {
 	until time.Time
-	// unseen are the answers that the machine has yet to see.
+	// unseen are the answers that were not passed to the machine yet.
 	unseen []answering.Answered
 }
 
 const (
 	// answerWait is how long after a question its answers count.
 	answerWait = time.Second
-	// maxAnswers is how many hosts may answer for an address at a time. One is enough to keep the node from answering.
+	// maxAnswers is how many hosts may answer for an address at a time. A single host is enough to
+	// keep the node from answering.
 	maxAnswers = 16
 )
 
-// await has the answers for addresses count.
+// await makes answers for addresses count from now on.
 func (l *loop) await(addrs ...netip.Addr) {
 	now := time.Now()
 	l.mu.Lock()
@@ -218,7 +220,7 @@ func (l *loop) await(addrs ...netip.Addr) {
 	}
 }
 
-// awaits returns whether an answer is to be noted: anybody may send any number of answers to questions that nobody has asked. The
+// awaits reports whether to note an answer: anybody may send any number of unasked answers. The
 // caller holds mu.
 func (l *loop) awaits(a answering.Answered) bool {
 	w := l.awaited[a.Address]

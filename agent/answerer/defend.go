@@ -10,17 +10,18 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// waitingClaims is how many claims may wait to be read. More are lost: hosts repeat theirs.
+// waitingClaims is how many ARP claims may wait to be read. More are lost: hosts repeat them.
 const waitingClaims = 64
 
-// Claim is of a host that says that it has an address which the node has for a pod, by its UID.
+// Claim is an ARP claim of another host to an address of a pod of this node, named by its UID.
 type Claim struct {
 	conflict.Conflict
 
 	Pod string
 }
 
-// Claims returns the claims of addresses that are defended. A host that repeats itself is heard again.
+// Claims returns the ARP claims of other hosts to defended addresses. A repeated claim is returned
+// again.
 func (a *Answerer) Claims() <-chan Claim { return a.claims }
 
 func (a *Answerer) claimed(c conflict.Conflict) {
@@ -30,7 +31,7 @@ func (a *Answerer) claimed(c conflict.Conflict) {
 	}
 }
 
-// defendedOn lists the addresses on a link of which claims are heard.
+// defendedOn lists the defended addresses on a link.
 func (a *Answerer) defendedOn(link int) []conflict.Target {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -43,7 +44,7 @@ func (a *Answerer) defendedOn(link int) []conflict.Target {
 	return all
 }
 
-// defend tells the segment, if it is open, of which addresses claims are to be heard, where they may be others than before.
+// defend tells the segment, if it is open, which addresses to defend, if they may have changed.
 func (l *loop) defend(ctx context.Context) {
 	if !l.undefended || l.segment == nil {
 		return

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 )
 
-// Hearings returns what the node hears on its links, in the order of their indexes, with the nodes that it heard in the last hour. It
-// blocks for the kernel only.
+// Hearings returns what the node hears on its links, in the order of their indexes, with the nodes
+// that it heard in the last hour. It blocks for the kernel only.
 func (a *Answerer) Hearings() []inquiry.Segment {
 	a.mu.Lock()
 	loops := maps.Clone(a.loops)

@@ -17,16 +17,16 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// Sighting is what was heard of another node.
+// Sighting is the result of a search for another node.
 type Sighting struct {
-	// Control: on each link on which the addresses were asked for, a gateway, or a third node, answered a question of each of their
-	// families meanwhile, or of either where no address was asked for.
+	// Control: on each link of the search, a gateway or a third node answered a question of each
+	// family of the addresses or, without addresses, a question of either family.
 	Control bool
 	// Node: the node's agent answered.
 	Node bool
-	// MACs answered for the addresses. They are sorted.
+	// MACs are the MACs by which hosts answered for the addresses, sorted.
 	MACs map[netip.Addr][]string
-	// Foreign are hosts that are no nodes, and say that they have the addresses.
+	// Foreign are hosts outside of the cluster that say that they have the addresses.
 	Foreign []conflict.Conflict
 }
 
@@ -41,7 +41,7 @@ type search struct {
 	node  string
 	nonce uint64
 	addrs []netip.Addr
-	// links are the ones of the addresses.
+	// links are the links of the addresses.
 	links []int
 
 	mu sync.Mutex
@@ -55,8 +55,9 @@ type control struct {
 	ipv4 bool
 }
 
-// Seek asks on all links for another node, by its name, and on the links of the addresses who answers for these. A host that
-// answers on another link says nothing about their network. It takes less than a second, or until ctx ends.
+// Seek asks for another node by its name on all links, and for the addresses on their links only.
+// An answer on another link says nothing about the network of the addresses. Seek takes less than a
+// second, or ends with ctx.
 func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, links []int) Sighting {
 	s := &search{node: node, nonce: nonce(), addrs: addrs, links: links, controls: map[control]bool{}, seen: Sighting{MACs: map[netip.Addr][]string{}}}
 	a.mu.Lock()
@@ -96,8 +97,9 @@ func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, li
 	return s.seen
 }
 
-// isControlled returns whether questions of the addresses' families were answered on a link: of either family where no address is asked
-// for, as others have them all by now.
+// isControlled reports whether questions of all families of the addresses were answered on a link.
+// Without addresses, because other nodes have them all by now, an answer of either family is
+// enough.
 func (s *search) isControlled(link int) bool {
 	if len(s.addrs) == 0 {
 		return s.controls[control{link, true}] || s.controls[control{link, false}]
@@ -105,7 +107,7 @@ func (s *search) isControlled(link int) bool {
 	return !slices.ContainsFunc(s.addrs, func(addr netip.Addr) bool { return !s.controls[control{link, addr.Is4()}] })
 }
 
-// see notes all that says something of the node, on a link.
+// see notes inputs of a link that say something about the node.
 func (s *search) see(inputs []answering.Input, l *loop) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,15 +134,16 @@ func (s *search) see(inputs []answering.Input, l *loop) {
 	}
 }
 
-// answered notes who answers for an address, if that is asked for.
+// answered notes a MAC that answers for an address of the search.
 func (s *search) answered(addr netip.Addr, mac string) {
 	if macs := s.seen.MACs[addr]; slices.Contains(s.addrs, addr) && !slices.Contains(macs, mac) {
 		s.seen.MACs[addr] = append(macs, mac)
 	}
 }
 
-// Foreign asks the networks of addresses for hosts outside of the cluster that go on to say that they have them, beside the pods that do. It
-// takes a second where nobody does, and else some. Its error says which networks could not be asked.
+// Foreign asks the networks of addresses for hosts outside of the cluster that keep saying that
+// they have an address of a pod. It takes a second if there is no such host, and otherwise some
+// seconds. Its error names the networks that could not be asked.
 func (a *Answerer) Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
 	var found []conflict.Conflict
 	var errs []error
@@ -181,7 +184,8 @@ func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) 
 	}), ctx.Err()
 }
 
-// Check returns an error where the hosts of a link cannot be asked; it wraps [ErrNobodyToAsk] where they never can.
+// Check returns an error if the hosts of a link cannot be asked; it wraps [ErrNobodyToAsk] if they
+// can never be asked.
 func (a *Answerer) Check(link int) error {
 	a.mu.Lock()
 	l := a.loops[link]

@@ -1,51 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package answering decides for which floating IPs a node answers on one layer 2 segment, so that
-// no two nodes answer for one, also where a node lost the API server and an address moved from it.
-// It is a pure state machine: a caller tells a Link what happened, at which time, and does what
-// Step returns, in that order. It sends nothing, asks nobody and knows no clock.
+// Package answering decides for which floating IPs a node answers on one layer 2 segment. No two
+// nodes answer for the same address, even if a node lost the API server and an address moved away
+// from it. The package is a pure state machine: a caller tells a Link what happened, and when, and
+// carries out the outputs of Step in their order. It sends nothing, asks nobody and knows no clock.
 //
 // # Rules
 //
-//   - Ask before answering. Before a node answers for an address it asserts it on the segment and
-//     asks who answers for it, as any host would. It answers when nobody does, and the silence counts. What answers before is closed.
-//   - The newer record wins. An assertion has the resourceVersion at which the API said that the
-//     address is the node's; of the versions of one kind the greater is the later (KEP-5504). A node
-//     that answers by an older one asks the API, and falls silent 50 ms later where that has not refuted
-//     the assertion: the asserting node waits for longer. One that asks falls silent at once. One that has
-//     a newer one asserts it in reply. So two that ask at once do not both answer.
-//   - Assert until denied. A node goes on asserting until the node that had the address last has denied that it
-//     answers for it. Each node asserts all its addresses once a minute, too, for holders that no record names.
-//   - An owner counts, a proxy does not always. A host that has the address itself, by its answer to a probe, keeps the node from answering. One
-//     that is no node and goes on for three seconds is in conflict with the pod. The word of a proxy, as a router's, counts where
-//     another node may answer by proxy.
-//   - Silent when cut off. A link without carrier answers for nothing. When it is back, silence opens its
-//     addresses again, or the API 100 ms after the node has asserted them: a holder that does not know of the record falls silent
-//     first. A node that reaches neither a gateway nor the API, and fewer than half of its peers, closes the addresses
-//     whose pods have asked for failover. Only a node with such pods looks whether it does: it asks the gateway; where that is
-//     silent it tries the API; where that is, too, it calls its peers. These are the nodes that answered its calls while it
-//     reached one of both.
-//   - Fresh answers. Anybody on the segment can repeat what was said there. An assertion stays true. A denial, an answer to a call, and
-//     so that a node lives, have the nonce of the question; they are as old as that.
+//   - Ask before answering. Before a node answers for an address, it asserts the address on the
+//     segment and asks who answers for it, as any host would. It answers when nobody does and the
+//     silence counts. An address that it answered for before is closed meanwhile.
+//   - The newer record wins. An assertion has the resourceVersion at which the API gave the address
+//     to the node; of two versions of one kind the greater one is newer (KEP-5504). A node that
+//     answers by an older version asks the API. It falls silent 50 ms later unless the API has
+//     refuted the assertion: the asserting node waits longer. A node that is still asking falls
+//     silent at once. A node with a newer version asserts it in reply. So two nodes that ask at
+//     once do not both answer.
+//   - Assert until denied. A node keeps asserting until the last node of the address has denied
+//     that it answers. Each node also asserts all its addresses once a minute, for holders that no
+//     record names.
+//   - An owner counts, a proxy does not always. A host whose answer to a probe says that it has the
+//     address itself keeps the node from answering. If the host is no node and keeps answering for
+//     three seconds, it is in conflict with the pod. The answer of a proxy, such as a router,
+//     counts if another node may answer by proxy.
+//   - Silent when cut off. A node answers for no address of a link without carrier. After the
+//     carrier is back, silence opens the addresses again, or the API does 100 ms after the node has
+//     asserted them: a holder that does not know of the record falls silent first. A node that
+//     reaches neither a gateway nor the API, and fewer than half of its peers, closes the addresses
+//     of pods that asked for failover. Only a node with such pods checks this: it asks the gateway;
+//     if the gateway is silent, it tries the API; if the API is silent, too, it calls its peers.
+//     Its peers are the nodes that answered its calls while it reached the gateway or the API.
+//   - Fresh answers. Anybody on the segment can repeat earlier messages. An assertion stays true. A
+//     denial and an answer to a call are true of a moment: each has the nonce of the question, and
+//     is as old as the question.
 //
-// The word is PIM's (RFC 7761, section 4.6): its routers find by Assert messages the one that forwards to a
-// segment. There the better metric wins.
+// The word assertion is from PIM (RFC 7761, section 4.6): by Assert messages its routers agree on
+// the router that forwards to a segment. There the better metric wins.
 //
 // # Silence
 //
-// Three questions, 100 ms apart, and no answer. They count at once for an address that no node had before. Otherwise each
-// needs a control: an answer on this segment, after it, to another question of the same form and family, as a port that a switch
-// still blocks is silent, too, and one to which a switch passes no multicast is silent for IPv6 alone. Where the last node has not denied the address, this node had lost its carrier, or somebody
-// did answer, it takes eight in a row, three seconds, as frames get lost. Without controls silence counts after a minute, or
-// after three seconds
-// where this node itself had the address last.
+// Silence is three questions, 100 ms apart, without an answer. It counts at once for an address
+// that no node had before. Otherwise each question needs a control: a later answer on this segment
+// to another question of the same form and family. The reason is that a port that a switch still
+// blocks is silent, too, and a port without multicast is silent for IPv6 alone. Eight questions in
+// a row, three seconds, are necessary if the last node has not denied the address, this node had
+// lost its carrier, or somebody did answer: frames get lost. Without controls silence counts after
+// a minute, or after three seconds if this node itself had the address last.
 //
-// A node asks for addresses that it opens again in turns, so that a switch's restart without an API server does not fill the segment with questions. All questions
-// about one address are within its turn. Addresses of pods that start have none.
+// A node takes turns to ask for addresses that it opens again, so that a switch's restart without
+// an API server does not fill the segment with questions. All questions about an address are within
+// its turn. Addresses of pods that start do not wait for a turn.
 //
-// The API's word opens an address again whoever answers: a node whose agent is dead may do so by an older record, and goes on until its
-// agent is back. That is the only known way in which two nodes that always heard each other answer.
+// The API's verdict opens an address again even if another host answers. A node whose agent is dead
+// may answer by an older record until its agent is back. This is the only known case in which two
+// nodes answer although they always heard each other.
 //
-// A denial alone is no silence: an older holder than the last may answer. After a pause of the agent, of more than a second, all
-// questions begin anew, the ones to the API, too: an answer that came in the pause does not count.
+// A denial alone is no silence: a holder before the last one may answer. After a pause of the agent
+// of more than a second all questions begin anew, also to the API: an answer from the pause does
+// not count.
 package answering

@@ -15,49 +15,56 @@ import (
 type Duration = time.Duration
 
 const (
-	// questions are asked, questionWait apart, before silence counts at all. Hosts of a segment answer in about
-	// a millisecond.
+	// questions are asked, questionWait apart, before silence counts at all. Hosts of a segment answer
+	// in about a millisecond.
 	questions    = 3
 	questionWait = 100 * time.Millisecond
 	// repeat is the time between later questions and assertions.
 	repeat = 500 * time.Millisecond
-	// doubted is how many questions are asked where the last holder has not denied, or somebody did answer: three
-	// seconds. Each, and its answer, may get lost.
+	// doubted is how many questions are asked, in three seconds, if the last holder has not denied or
+	// somebody did answer. Each question and answer may get lost.
 	doubted = 8
-	// uncontrolled is how long it lasts without a control. STP keeps a new port silent for 30 s.
+	// uncontrolled is how long silence must last without a control. STP keeps a new port silent for 30
+	// s.
 	uncontrolled = time.Minute
-	// uncontrolledOwn is uncontrolled where this node itself had the address last: only a holder before that could answer, and
-	// in some networks no host answers questions of a node.
+	// uncontrolledOwn is uncontrolled if this node itself had the address last: only an earlier holder
+	// could answer, and in some networks no host answers questions of a node.
 	uncontrolledOwn = 3 * time.Second
 
 	// controls is how many nodes are asked as a control: some may be off.
 	controls = 3
 
-	// segmentFrames and nodeFrames are how many questions a second all nodes of a segment ask, and each at most, for addresses that they
-	// open again. One for which a node asks takes turnFrames of them, with its controls, and a turn is how long it takes.
+	// segmentFrames limits the questions a second of all nodes of a segment, and nodeFrames of each
+	// node, for addresses that they open again. Each address takes turnFrames questions, with its
+	// controls, and a turn is the time for them.
 	segmentFrames, nodeFrames, turnFrames = 50_000, 200, 4
 	turn                                  = 3 * time.Second
 
 	helloInterval = time.Minute
-	// ConflictAfter is how long a host that is no node goes on to say that it has the address before that is a conflict: answers of the past end
-	// sooner.
+	// ConflictAfter is how long a host that is no node must keep saying that it has the address until
+	// this is a conflict: late answers end sooner.
 	ConflictAfter = 3 * time.Second
 	// neighbourFor is how long a node is known after it was heard.
 	neighbourFor = time.Hour
-	// callInterval is the least time between two answers to Calls, mostEchoes how many calls an answer answers at most.
+	// callInterval is the least time between two answers to Calls. An answer is for at most mostEchoes
+	// Calls.
 	callInterval = time.Second
 	mostEchoes   = 30
-	// maxSpread is how long a node waits at most before it answers one.
+	// maxSpread is how long a node waits at most before it answers a Call.
 	maxSpread = callInterval / 2
-	// cutOffAfter is how long the gateway and most nodes are silent, and for half of it the API, before a node is cut off.
+	// cutOffAfter is how long the gateway and most nodes are silent before a node is cut off. The API
+	// is silent for half of this time.
 	cutOffAfter = 5 * time.Second
-	// lookInterval is how often a node with addresses that it closes then asks the gateway, lookSoon while all are silent.
+	// lookInterval is how often a node asks the gateway if it has addresses that it must close when
+	// cut off; lookSoon is how often while gateway and API are silent.
 	lookInterval, lookSoon = 2 * time.Second, 500 * time.Millisecond
-	// tryInterval is how seldom it tries the API at last where only the gateway is silent.
+	// tryInterval is the longest pause between tries of the API while only the gateway is silent.
 	tryInterval = 30 * time.Second
-	// asksFirst is how long the API is asked about a newer record before the node falls silent: less than the asserting node waits for that.
+	// asksFirst is how long the API is asked about a newer record before the node falls silent; the
+	// asserting node waits longer.
 	asksFirst = questionWait / 2
-	// refutedFor is how long the API is asked about a node's assertions before they are heeded, after it refuted one.
+	// refutedFor is how long, after the API refuted an assertion of a node, further assertions of the
+	// node are heeded only after the API was asked.
 	refutedFor = 10 * time.Minute
 	// overslept is how late a caller may be. After a longer pause answers may have been lost.
 	overslept = time.Second
@@ -81,7 +88,7 @@ type Cause uint8
 const (
 	// Newer: another node asserted the address by a newer record, or the API gave it away.
 	Newer Cause = iota + 1
-	// NoCarrier: the link has none.
+	// NoCarrier: the link has no carrier.
 	NoCarrier
 	// CutOff: the node reaches nobody.
 	CutOff
@@ -95,39 +102,42 @@ type holding struct {
 	failover bool
 	phase    Phase
 	cause    Cause
-	// last is the node that had the address last. It has denied that it answers by an older record; by a newer one it may do so
-	// later. agreed: it did so after the last question.
+	// last is the node that had the address last. denied: it has denied that it answers by an older
+	// record; it may still get a newer record. agreed: it denied after the last question.
 	last           Node
 	denied, agreed bool
-	// nonces are the ones of the last two assertions that asked it, the last one first.
+	// nonces are from the last two assertions that asked this node, newest first.
 	nonces [2]uint64
 	// again: this node answered before, and opens the address again.
 	again bool
-	// word: a person said that no other node answers, of these questions.
+	// word: a person said, after these questions began, that no other node answers.
 	word bool
 	// newest is the greatest version that another node, newestFrom, asserted.
 	newest     Version
 	newestFrom Node
-	// challenge is the assertion for which the node falls silent at falls, unless the API refutes it before.
+	// challenge is the assertion that makes the node fall silent at falls, unless the API refutes it
+	// before.
 	challenge *Message
 	falls     Duration
-	// asked counts the questions of the silence that began with the first one, at since; the last one was at askedAt.
+	// asked counts the questions since the silence began. The first one was at since, the last one at
+	// askedAt.
 	asked          int
 	since, askedAt Duration
-	// controlled counts the last questions that each had a control.
+	// controlled counts the questions in a row, up to the last one, that had a control.
 	controlled int
 	// asserted is when the node asserted the address last.
 	asserted Duration
-	// due is when the next question or assertion is, or the address opens by the API's word.
+	// due is the time of the next question or assertion, or when the API's verdict opens the address.
 	due Duration
-	// answers are the ones to the last question, answered the MACs of hosts that may have the address, and answered since the questions
-	// began.
+	// answers are the answers to the last question. answered has the MACs of hosts that may have the
+	// address and answered since the questions began.
 	answers  []Answered
 	answered []string
-	// foreign is the MAC of a host that is no node, and has answered since a time, for the last time at foreignAt.
+	// foreign is the MAC of a host that is no node and keeps answering, for the last time at
+	// foreignAt.
 	foreign                 string
 	foreignSince, foreignAt Duration
-	// number is the last AskAPI's; pending, that it has no Verdict.
+	// number is from the last AskAPI; pending: it has no Verdict yet.
 	number  int
 	pending bool
 }
@@ -136,11 +146,12 @@ type neighbour struct {
 	heard Duration
 	mac   string
 	addrs [families]netip.Addr
-	// asked is when the node was last a control of a family, and answered when its address was last answered for.
+	// asked is when the node was last a control of a family; answered is when a host last answered for
+	// its address.
 	asked, answered [families]Duration
 }
 
-// families is how many of each there are, where each family of addresses has its own, by its index.
+// families is the number of address families, the length of arrays with an element for each family.
 const families = 2
 
 func family(addr netip.Addr) int {
@@ -158,37 +169,43 @@ type Link struct {
 	addrs []netip.Addr
 	// nonce returns random numbers.
 	nonce func() uint64
-	// up: the link has a carrier. deaf: nothing is heard there all the same.
+	// up: the link has a carrier. deaf: nothing is heard there in spite of that.
 	up, deaf bool
 	holdings map[netip.Addr]*holding
-	// sorted are the holdings by their addresses, so that equal inputs have equal outputs, nil after a change.
+	// sorted has the holdings in the order of their addresses, so that equal inputs have equal
+	// outputs. It is nil after a change.
 	sorted []*holding
 	// left are the addresses for which this node was the last to answer, and when it gave them up.
 	left map[netip.Addr]Duration
 	// nodes are the other nodes that were heard.
 	nodes map[Node]neighbour
-	// controlled and gateway are when a control of a family was answered last, and one by a gateway.
+	// controlled is when a control of a family was answered last; gateway is when a gateway answered
+	// last.
 	controlled, gateway [families]Duration
-	// silentAPI: the API server was not reached by the last try, which ended at tried. trying: a TryAPI is under way.
+	// silentAPI: the last try, which ended at tried, did not reach the API server. trying: a TryAPI is
+	// under way.
 	silentAPI, trying bool
-	// reached is when it was, last.
+	// reached is when the API server was reached last.
 	tried, reached Duration
-	// tryNext is when the API is tried next, tryWait how long the node waited before.
+	// tryNext is when the API is tried next; tryWait is the wait before the last try.
 	tryNext, tryWait Duration
-	// watching: the node looks whether it is cut off. listening is since when it would have heard the gateway. inDoubt: since
-	// doubts it has reached neither gateway nor API. cutOff: nor most of its peers.
+	// watching: the node checks whether it is cut off. listening is the time since which it would have
+	// heard the gateway. inDoubt: since doubts it has reached neither gateway nor API. cutOff: it has
+	// not reached most of its peers, either.
 	watching, inDoubt, cutOff bool
 	listening, doubts         Duration
 	refuted                   map[Node]Duration
-	// number is the last AskAPI's of all addresses.
+	// number is from the last AskAPI of all addresses.
 	number int
-	// spread is how long the node waits before it answers a Call, so that not all do at once.
+	// spread is how long the node waits before it answers a Call, so that not all nodes answer at
+	// once.
 	spread Duration
 	// frames is segmentFrames, which tests replace.
 	frames int
 	// kind is Call until the node has called the others, and then Hello.
 	kind Kind
-	// hello is when the next Hello is due, called when a Call was answered last, look when the node looks next whether it is cut off.
+	// hello is when the next Hello is due; called is when a Call was answered last; look is the next
+	// check whether the node is cut off.
 	hello, called, look Duration
 	peers               peers
 	now                 Duration
@@ -198,8 +215,9 @@ type Link struct {
 // long ago.
 const longAgo = Duration(-1 << 62)
 
-// NewLink returns the link of a node, which has a carrier, at the time now. mac is the one by which the node answers,
-// addrs are its own addresses on the segment. nonce returns numbers that nobody can guess. The node calls the others, to know them.
+// NewLink returns the link of a node at the time now; the link has a carrier. The node answers by
+// mac; addrs are its own addresses on the segment. nonce returns numbers that nobody can guess. The
+// node calls the others, to know them.
 func NewLink(now Duration, self Node, mac string, nonce func() uint64, addrs ...netip.Addr) *Link {
 	hash := fnv.New32()
 	_, _ = hash.Write([]byte(cmp.Or(self.UID, self.Name)))
@@ -215,21 +233,21 @@ func NewLink(now Duration, self Node, mac string, nonce func() uint64, addrs ...
 type Standing struct {
 	Phase Phase
 	Cause Cause
-	// Version is the node's own record's.
+	// Version is from the node's own record.
 	Version Version
-	// Last had the address last, and Denied that it answers.
+	// Last had the address last. Denied: it has denied that it answers.
 	Last   Node
 	Denied bool
-	// MACs answered the last questions. Foreign is the one of a host that is no node of the cluster, as far as this one knows, and goes
-	// on to say that it has the address.
+	// MACs answered the last questions. Foreign is the MAC of a host that keeps saying that it has the
+	// address, and is no known node of the cluster.
 	MACs    []string
 	Foreign string
-	// Newest is the newest record that another node, By, asserted; zero where none did.
+	// Newest is the newest record that another node, By, asserted, or zero.
 	Newest Version
 	By     Node
 }
 
-// Standing returns the state of an address, with the zero Phase where the link does not have it.
+// Standing returns the state of an address, with the zero Phase if the link does not have it.
 func (l *Link) Standing(addr netip.Addr) Standing {
 	h := l.holdings[addr]
 	if h == nil {
@@ -242,16 +260,17 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 	return s
 }
 
-// Up returns whether the link has a carrier.
+// Up reports whether the link has a carrier.
 func (l *Link) Up() bool { return l.up }
 
-// Knows returns whether an assertion of an address may change anything: this node has it, or was the last to answer for it.
+// Knows reports whether an assertion of an address may change anything: this node has the address,
+// or was the last to answer for it.
 func (l *Link) Knows(addr netip.Addr) bool {
 	_, left := l.left[addr]
 	return left || l.holdings[addr] != nil
 }
 
-// Next returns when Step has to be called at the latest, if nothing happens.
+// Next returns when Step has to be called at the latest, without further input.
 func (l *Link) Next() (due Duration, ok bool) {
 	if !l.up {
 		return 0, false
@@ -274,8 +293,8 @@ func (l *Link) Next() (due Duration, ok bool) {
 	return due, true
 }
 
-// Step notes all that happened since the last one, and returns outputs, in their order. now never decreases. Nothing that was
-// received may be left out: before a node answers, it has heard all.
+// Step notes the inputs since the last Step and returns outputs in their order. now never
+// decreases. Inputs must be complete: before a node answers, it has heard everything.
 func (l *Link) Step(now Duration, inputs ...Input) []Output {
 	l.out = nil
 	if due, ok := l.Next(); ok && now-due > overslept {
@@ -334,8 +353,9 @@ func (l *Link) note(in Input) {
 
 func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
 
-// askAnew begins all questions again: the node was paused, and answers may have been lost. Also the API's: in the meantime a node
-// that has not heard its word may have opened the address.
+// askAnew begins all questions again, because answers may have been lost while the node was paused.
+// This includes questions to the API: meanwhile a node that has not heard the verdict may have
+// opened the address.
 func (l *Link) askAnew(now Duration) {
 	for _, h := range l.each() {
 		if h.phase != Asking {
@@ -368,7 +388,7 @@ func (l *Link) take(t Take) {
 		l.add(h)
 	}
 	h.failover, h.ownMAC = t.Failover, t.OwnMAC
-	// It is the API's word.
+	// The input is a verdict of the API.
 	l.reached = l.now
 	if t.Version <= h.version && h.phase != 0 {
 		return
@@ -385,7 +405,7 @@ func (l *Link) take(t Take) {
 		last = Node{}
 	}
 	delete(l.left, t.Address)
-	// A newer assertion that came before the API's word stands.
+	// A newer assertion that came before the API's verdict stands.
 	if h.newest > h.version {
 		l.close(h, Newer)
 		l.ask(h)
@@ -394,10 +414,10 @@ func (l *Link) take(t Take) {
 	l.askFor(h, last)
 }
 
-// askFor has the node ask for an address before it answers.
+// askFor makes the node ask for an address before it answers.
 func (l *Link) askFor(h *holding, last Node) {
 	h.phase, h.cause, h.again, h.answered, h.word = Asking, 0, false, nil, false
-	// This node itself does not answer; who had the address before it is not known.
+	// This node does not answer, and the holder before it is not known.
 	h.last, h.denied = last, last == l.self
 	h.begin(l.now)
 }
@@ -406,10 +426,10 @@ func (l *Link) carry(c Carry) {
 	if h := l.holdings[c.Address]; h != nil && c.Version <= h.version {
 		switch {
 		case c.Answers && h.phase != Answering:
-			// The work of an ADD went on meanwhile.
+			// An ADD may still be at work.
 			l.emit(Close{h.addr, h.newest})
 		case !c.Answers && (h.phase == Answering || h.phase == Asking && h.again):
-			// The word of the API that was asked for before may be older than the loss.
+			// A verdict that was asked for earlier may be older than the loss.
 			l.openAgain(h, l.now)
 		}
 		return
@@ -429,8 +449,8 @@ func (l *Link) carry(c Carry) {
 	}
 }
 
-// openAgain has the node ask for an address for which it answered before, when its turn comes. Nodes of a crowded segment begin at
-// different times of a turn.
+// openAgain makes the node ask for an address for which it answered before, when its turn comes.
+// Nodes of a crowded segment begin at different times of a turn.
 func (l *Link) openAgain(h *holding, at Duration) {
 	if l.crowded() {
 		at += l.spread * (turn / maxSpread)
@@ -441,7 +461,7 @@ func (l *Link) openAgain(h *holding, at Duration) {
 }
 
 func (l *Link) ask(h *holding) {
-	// No address has a number of before: a verdict about a pod that had it before may be late.
+	// The number must be new: a verdict about an earlier pod of the address may be late.
 	l.number++
 	h.number, h.pending = l.number, true
 	l.emit(AskAPI{Address: h.addr, Number: h.number})
@@ -507,7 +527,7 @@ func (l *Link) hear(in Heard) {
 		}
 		h.denied, h.agreed = true, in.Nonce == h.nonces[0]
 		if !in.Unicast {
-			// It answers what this node sent to the segment: a broadcast, as the questions of IPv4 are.
+			// The message answers a broadcast of this node, as IPv4 questions are.
 			l.controlled[0] = l.now
 		}
 	case Hello:
@@ -529,7 +549,7 @@ func (l *Link) hear(in Heard) {
 	}
 }
 
-// learn notes what a node says of itself, by messages that come in any order.
+// learn notes a node's statements about itself, in messages that come in any order.
 func (n *neighbour) learn(mac string, addr netip.Addr) {
 	n.mac = mac
 	if addr.IsValid() {
@@ -538,7 +558,7 @@ func (n *neighbour) learn(mac string, addr netip.Addr) {
 }
 
 func (l *Link) heardAssert(m Message) {
-	// Another node has had it since.
+	// Another node has had the address since.
 	delete(l.left, m.Address)
 	h := l.holdings[m.Address]
 	asked := m.To == l.self
@@ -570,8 +590,8 @@ func (l *Link) heardAssert(m Message) {
 	}
 }
 
-// challenged asks the API about a newer record, and has the node fall silent soon where that does not answer; a node that was refuted
-// waits for the answer.
+// challenged asks the API about a newer record, and makes the node fall silent soon if the API does
+// not respond. If an assertion of the same node was refuted, it waits for the verdict.
 func (l *Link) challenged(h *holding, m Message, refuted bool) {
 	if !refuted {
 		if h.challenge == nil {
@@ -598,13 +618,15 @@ func (l *Link) answered(a Answered) {
 	}
 }
 
-// agrees returns whether the last holder denied after the last question, or there is none.
+// agrees reports whether the last holder denied after the last question, or there is no last
+// holder.
 func (h *holding) agrees(self Node) bool {
 	return h.last == Node{} || h.last == self || h.agreed
 }
 
-// hasIt returns whether the host that answered may have the address. Where no other node can have it, but for the ones that the node
-// knows, the word of one that is no owner is a proxy's, as a router's. The last holder's denial is worth more.
+// hasIt reports whether the host that answered may have the address. If only nodes known here can
+// have it, an answer without Owner is from a proxy, such as a router. The last holder's denial is
+// worth more.
 func (l *Link) hasIt(h *holding, a Answered) bool {
 	if h.again || a.MAC != "" && a.MAC == h.ownMAC || a.Owner || !h.agrees(l.self) {
 		return true
@@ -612,7 +634,7 @@ func (l *Link) hasIt(h *holding, a Answered) bool {
 	return l.IsNodes(a.MAC, h.last)
 }
 
-// IsNodes returns whether a node that was heard, besides one, answers by a MAC.
+// IsNodes reports whether any heard node except besides answers by a MAC.
 func (l *Link) IsNodes(mac string, besides Node) bool {
 	for id, n := range l.nodes {
 		if n.mac == mac && id != besides {
@@ -622,11 +644,11 @@ func (l *Link) IsNodes(mac string, besides Node) bool {
 	return false
 }
 
-// goesOn returns whether the host that is no node has answered a question lately.
+// goesOn reports whether the host that is no node has answered a question lately.
 func (l *Link) goesOn(h *holding) bool { return h.foreign != "" && l.now-h.foreignAt <= 2*repeat }
 
-// heardAnswers notes that hosts which may have the address answered the last question, and begins the questions again. It returns false where
-// none did.
+// heardAnswers notes hosts that answered the last question and may have the address, and begins the
+// questions again. It returns false if there were none.
 func (l *Link) heardAnswers(h *holding) bool {
 	if !slices.ContainsFunc(h.answers, func(a Answered) bool { return l.hasIt(h, a) }) {
 		return false
@@ -682,7 +704,7 @@ func (l *Link) api(reachable bool) {
 	}
 	l.silentAPI = !reachable
 	if !reachable {
-		// It may have been an older try's failure, and the next one reach it.
+		// An older try may have failed, and the next one may reach the API.
 		l.look = min(l.look, l.now+lookSoon)
 		for _, h := range l.each() {
 			h.falls = l.now
@@ -697,7 +719,7 @@ func (l *Link) api(reachable bool) {
 	}
 }
 
-// Awaits returns whether a Verdict of the AskAPI of this Number counts.
+// Awaits reports whether a Verdict of the AskAPI of this Number counts.
 func (l *Link) Awaits(addr netip.Addr, number int) bool {
 	h := l.holdings[addr]
 	return h != nil && h.pending && h.number == number
@@ -724,7 +746,8 @@ func (l *Link) verdict(v Verdict) {
 	case h.phase == Closed && h.cause == Newer:
 		l.askFor(h, v.Last)
 	case h.confirmed() && l.up:
-		// Another node may answer by an older record, and not have heard this one: it falls silent first.
+		// Another node may answer by an older record and not have heard this one yet: let it fall silent
+		// first.
 		if l.now-h.asserted > questionWait {
 			l.assert(h)
 		}
@@ -732,10 +755,11 @@ func (l *Link) verdict(v Verdict) {
 	}
 }
 
-// confirmed returns whether the address opens again by the API's word.
+// confirmed reports whether the address opens again by the API's verdict.
 func (h *holding) confirmed() bool { return h.phase == Asking && h.again && !h.pending }
 
-// each returns the holdings, by their addresses. A change of the holdings does not change it.
+// each returns the holdings in the order of their addresses. Later changes do not affect the
+// result.
 func (l *Link) each() []*holding {
 	if l.sorted == nil && len(l.holdings) > 0 {
 		l.sorted = slices.SortedFunc(maps.Values(l.holdings), func(x, y *holding) int { return x.addr.Compare(y.addr) })
@@ -782,12 +806,12 @@ func (l *Link) pass() {
 	}
 }
 
-// waits returns whether the address is opened again when its turn comes. Before its first question only: in between, an answer would
-// be missed. The API's word, and a person's, are not waited for.
+// waits reports whether the address is waiting for its turn. It waits only before its first
+// question, because later an answer would be missed, and not after a person's word.
 func (h *holding) waits() bool { return h.again && h.asked == 0 && !h.word }
 
-// turns returns for how many more addresses that are opened again the node may ask now. A turn ends with the questions that silence
-// takes, also where they have no control.
+// turns returns how many more addresses the node may begin to open again now. A turn ends with the
+// questions that silence takes, even if they have no control.
 func (l *Link) turns() int {
 	share := min(nodeFrames, l.frames/(len(l.nodes)+1))
 	turns := max(1, (share+turnFrames-1)/turnFrames)
@@ -799,15 +823,17 @@ func (l *Link) turns() int {
 	return turns
 }
 
-// crowded returns whether each node of the segment may ask less than one alone.
+// crowded reports whether the limit of the segment gives each node less than nodeFrames.
 func (l *Link) crowded() bool { return l.frames/(len(l.nodes)+1) < nodeFrames }
 
-// asserts returns whether the node answers, and goes on asserting because the last holder has not denied.
+// asserts reports whether the node answers and keeps asserting because the last holder has not
+// denied.
 func (h *holding) asserts() bool {
 	return h.phase == Answering && h.last != (Node{}) && !h.denied
 }
 
-// hails returns a Hello or Call for each family of which the node has an address, IPv4 first, or the one that has none.
+// hails returns a Hello or Call for each family of the node's addresses, IPv4 first. Without
+// addresses it returns a single message.
 func (l *Link) hails(kind Kind) []Message {
 	var has [families]netip.Addr
 	for _, addr := range l.addrs {
@@ -837,8 +863,9 @@ func (l *Link) hail(kind Kind) {
 	}
 }
 
-// control asks for what other hosts of the segment have in a family, besides a node: the ones that were heard last, but for the ones that
-// did not answer as a control before, by turns. A message of a node that is off may have been repeated.
+// control asks for addresses of a family of other nodes of the segment, except one node. It prefers
+// nodes that were heard last; nodes that did not answer as a control before take turns, because
+// somebody may have repeated a message of a node that is off.
 func (l *Link) control(f int, besides string) Control {
 	var best []Node
 	for id, n := range l.nodes {
@@ -872,7 +899,7 @@ func forControl(n, other neighbour, f int) int {
 	return cmp.Or(cmp.Compare(missed(n), missed(other)), cmp.Compare(other.heard, n.heard), n.addrs[f].Compare(other.addrs[f]))
 }
 
-// At returns the node that has said last that it has an address on the segment, beside the ones of pods.
+// At returns the node that said last that an address on the segment is its own, not a pod's.
 func (l *Link) At(addr netip.Addr) (node Node, ok bool) {
 	for id, n := range l.nodes {
 		if n.addrs[family(addr)] == addr {
@@ -894,7 +921,8 @@ func (l *Link) seek(s Seek) {
 		of[family(addr)] = true
 	}
 	for f, is := range of {
-		// Others may have all addresses of the node by now: then an answer of either family shows that the segment is heard.
+		// Other nodes may have all addresses of the node by now: then an answer of either family shows
+		// that this node hears the segment.
 		if is || len(s.Addresses) == 0 {
 			l.emit(l.control(f, s.Node))
 		}
@@ -916,8 +944,9 @@ func (l *Link) sayHello() {
 
 // question asserts an address and asks who answers for it.
 func (l *Link) question(h *holding) {
-	// On a crowded segment the first ones of a turn are enough to close the address elsewhere, and to be told of a newer record; and the last
-	// ones for a node that asks, too, and hears this one only since.
+	// On a crowded segment the first assertions of a turn are enough to close the address elsewhere
+	// and to learn of a newer record. The last assertions are for a node that also asks and began to
+	// hear this node late.
 	if !h.again || h.asked < questions || h.asked >= doubted-questions || !l.crowded() {
 		l.assert(h)
 	}
@@ -951,22 +980,24 @@ func (l *Link) question(h *holding) {
 	}
 }
 
-// controls returns whether silence needs a control: some node had the address before, or somebody answered.
+// controls reports whether silence needs a control: some node had the address before, or somebody
+// answered.
 func (l *Link) controls(h *holding) bool { return h.again || l.heard(h) || h.last != (Node{}) }
 
-// heard returns whether another node than the last holder may have answered since the questions began: the last holder says itself
-// when it answers no more.
+// heard reports whether a node other than the last holder may have answered since the questions
+// began. The last holder itself says when it no longer answers.
 func (l *Link) heard(h *holding) bool {
 	last := l.nodes[h.last].mac
 	return slices.ContainsFunc(h.answered, func(mac string) bool { return mac == "" || mac != last && mac != h.foreign })
 }
 
-// silent returns whether the silence after the last question counts, with the ones before it.
+// silent reports whether the silence after all questions so far counts.
 func (l *Link) silent(h *holding) bool {
 	if h.asked == 0 {
 		return false
 	}
-	// The question may have been lost with all else, and the control have come later: one alone says little.
+	// A single control says little: the question may have been lost with everything else before the
+	// control came.
 	controlled := l.controlled[family(h.addr)]
 	if controlled >= h.askedAt {
 		h.controlled++
@@ -991,7 +1022,7 @@ func (l *Link) silent(h *holding) bool {
 	}
 }
 
-// watch looks whether the node is cut off while it has addresses that it closes then.
+// watch checks whether the node is cut off, while it has addresses to close in this case.
 func (l *Link) watch() {
 	failover, asking := false, false
 	for _, h := range l.each() {
@@ -1021,7 +1052,7 @@ func (l *Link) watch() {
 	case silent < cutOffAfter/2:
 		l.look = l.now - silent + cutOffAfter/2
 		if !asking {
-			// Else its answer could be taken for a control's.
+			// Otherwise its answer could be taken for a control's.
 			l.emit(AskGateway{})
 		}
 	default:
@@ -1035,8 +1066,9 @@ func (l *Link) watch() {
 	}
 }
 
-// lookAround tries the API, as the gateway is silent, and calls the other nodes. It closes the addresses of pods that asked for
-// failover while this node is cut off: it reaches neither gateway nor API, and fewer than half of its peers answer.
+// lookAround tries the API, because the gateway is silent, and calls the other nodes. It closes the
+// addresses of pods that asked for failover if this node is cut off: it reaches neither gateway nor
+// API, and fewer than half of its peers answer.
 func (l *Link) lookAround(silent Duration) {
 	l.emit(Control{})
 	if !l.trying && l.now >= l.tryNext {
@@ -1054,7 +1086,7 @@ func (l *Link) lookAround(silent Duration) {
 		l.inDoubt, l.doubts = true, l.now
 	}
 	known, heard, lately := l.peers.since(max(slices.Max(l.gateway[:]), l.reached)-peerFor), l.peers.since(l.now-cutOffAfter), l.peers.since(l.now-cutOffAfter/2)
-	// The API mostly answers before.
+	// Mostly the API responds before.
 	if l.now-l.doubts >= lookSoon && 2*lately < max(known, 1) && l.now-l.peers.calls[0].at >= 2*lookSoon {
 		l.callPeers()
 	}
@@ -1073,7 +1105,7 @@ func (l *Link) lookAround(silent Duration) {
 	}
 }
 
-// openCutOff has the node ask for the addresses that it closed when it was cut off.
+// openCutOff makes the node ask for the addresses that it closed when it was cut off.
 func (l *Link) openCutOff() {
 	for _, h := range l.each() {
 		if h.phase == Closed && h.cause == CutOff {

@@ -4,8 +4,8 @@ package answering
 
 import "net/netip"
 
-// Version is the resourceVersion of a FloatingIP at which the API said that a node has its address; zero where
-// that is not known. Greater ones are later.
+// Version is the resourceVersion of a FloatingIP at which the API gave its address to a node, zero
+// if not known. A greater version is newer.
 type Version uint64
 
 // Node is a node of the cluster. Another machine of the same name has another UID.
@@ -13,7 +13,7 @@ type Node struct {
 	Name, UID string
 }
 
-// Is returns whether both are one node. A node whose UID is not known is any of its name.
+// Is reports whether both are the same node. A node without a UID matches any node of its name.
 func (n Node) Is(other Node) bool {
 	return n.Name == other.Name && (n.UID == other.UID || n.UID == "" || other.UID == "")
 }
@@ -22,28 +22,30 @@ func (n Node) Is(other Node) bool {
 type Kind uint8
 
 const (
-	// Assert says that From has the address by the version, and asks To, if given, to deny that it
-	// answers for it by an older one.
+	// Assert says that From has the address by the version. It asks To, if given, to deny that To
+	// answers for the address by an older version.
 	Assert Kind = iota + 1
-	// Deny says to To that From does not answer for the address by a version below Version. It has the Nonce of the Assert
-	// that asked for it.
+	// Deny says to To that From does not answer for the address by a version below Version. It has the
+	// Nonce of the Assert that asked for it.
 	Deny
-	// Hello says that From is on the segment, with MAC, by which it answers for its addresses, of which
-	// Address is one, if it has any. With a Nonce it answers a Call.
+	// Hello says that From is on the segment and answers by MAC. Address is an address of the node
+	// there, if it has any. With a Nonce it answers a Call.
 	Hello
-	// Call is a Hello that asks To, known by its name, for its own; or, without a To, all nodes, and with a Share one node of so many.
+	// Call is a Hello that asks for a Hello of To, known by its name. Without a To it asks all nodes
+	// or, with a Share, one node in Share.
 	Call
 )
 
-// Message is a statement of one node to the nodes of a segment. Whoever hears one can repeat it later. An Assert stays true: a
-// newer record wins. A denial, and that a node lives, is true of a moment: it counts with the Nonce of the question.
+// Message is a statement of one node to the nodes of a segment. Anybody who hears it can repeat it
+// later. An Assert stays true: a newer record wins. A denial or a sign of life is true of a moment,
+// so it counts only with the Nonce of the question.
 type Message struct {
 	Kind     Kind
 	From, To Node
 	Address  netip.Addr
 	Version  Version
 	MAC      string
-	// Nonce is a random number of who asks, zero where nobody does.
+	// Nonce is a random number of the node that asks, zero if the message has no question.
 	Nonce uint64
 	Share uint16
 }
@@ -56,15 +58,16 @@ type (
 	Take struct {
 		Address netip.Addr
 		Version Version
-		// Last is the node that had the address last, if nothing has proved that it does not answer any more.
+		// Last is the node that had the address last, unless it is proved that it no longer answers.
 		Last Node
-		// OwnMAC is the MAC that the pod's interface has on every node, empty where nodes answer with their own.
+		// OwnMAC is the MAC that the pod's interface has on every node, empty if nodes answer with their
+		// own MAC.
 		OwnMAC string
 		// Failover: the pod asked to be moved from a node that is cut off.
 		Failover bool
 	}
-	// Carry says that the agent found an address in its records when it started, or that the kernel does not
-	// answer for it any more. Answers says whether it does.
+	// Carry says that the agent found an address in its records when it started, or that the kernel
+	// has stopped answering for it. Answers says whether the kernel answers.
 	Carry struct {
 		Address  netip.Addr
 		Version  Version
@@ -72,18 +75,20 @@ type (
 		OwnMAC   string
 		Failover bool
 		Answers  bool
-		// Newest is the last Close's.
+		// Newest is from the last Close.
 		Newest Version
 	}
-	// Leave says that this node does not carry the address any more, and that its kernel does not answer for it.
+	// Leave says that this node no longer carries the address, and that its kernel does not answer for
+	// it.
 	Leave struct{ Address netip.Addr }
 	// Heard is a message that another node sent, on the segment unless Unicast.
 	Heard struct {
 		Message
 		Unicast bool
 	}
-	// Answered is an answer for an address on the segment, to any host's question, with the MAC that it names. Owner: the host has
-	// the address itself, and answers for no other one by proxy (RFC 5227, section 2.1.1; RFC 4861, section 7.2.8).
+	// Answered is an answer for an address on the segment, to any host's question, with the MAC in it.
+	// Owner: the host has the address itself, and is no proxy for another host (RFC 5227, section
+	// 2.1.1; RFC 4861, section 7.2.8).
 	Answered struct {
 		Address netip.Addr
 		MAC     string
@@ -94,8 +99,8 @@ type (
 		Address netip.Addr
 		MAC     string
 	}
-	// Carrier is a change of the link's. Jitter, up to 200 ms, is how long this node waits after its return,
-	// so that nodes do not all ask at once after the restart of a switch.
+	// Carrier is a change of the link's carrier. Jitter, up to 200 ms, is how long this node waits
+	// after the carrier is back, so that nodes do not all ask at once after the restart of a switch.
 	Carrier struct {
 		Up     bool
 		Jitter Duration
@@ -106,29 +111,32 @@ type (
 	Verdict struct {
 		Address netip.Addr
 		Number  int
-		// Mine: the address is still this node's pod's, by Version; Last as in Take.
+		// Mine: the address still belongs to this node's pod, by Version. Last is as in Take.
 		Mine    bool
 		Version Version
 		Last    Node
 	}
-	// Recheck says that a Close failed; where it still holds, another follows.
+	// Recheck says that a Close failed; another Close follows if the address is still closed.
 	Recheck struct{ Address netip.Addr }
-	// Seek has the segment asked for another node, by its name and with a Nonce, for the addresses, and for controls; without a
-	// name who has the addresses itself. It decides nothing: a caller sees the answers among its inputs.
+	// Seek asks the segment for another node, by its name and with a Nonce, for the addresses, and for
+	// controls. Without a name it asks which hosts have the addresses themselves. It decides nothing:
+	// the caller sees the answers among its inputs.
 	Seek struct {
 		Node      string
 		Nonce     uint64
 		Addresses []netip.Addr
 	}
-	// Deaf says that the node neither hears the segment nor asks there, until Own. Time stands still meanwhile.
+	// Deaf says that the node neither hears the segment nor asks there, until Own. Time stands still
+	// meanwhile.
 	Deaf struct{}
-	// Own has the MAC by which the node answers from now on, and its own address on the segment, if it has one. Until now the
-	// node was deaf.
+	// Own ends Deaf. It has the MAC by which the node answers from now on and, if there is one, the
+	// node's own address on the segment.
 	Own struct {
 		MAC     string
 		Address netip.Addr
 	}
-	// Word is a person's, that no other node answers for the address whatever is heard, until it is opened.
+	// Word is a person's statement that no other node answers for the address, whatever is heard. It
+	// counts until the address is opened.
 	Word struct{ Address netip.Addr }
 )
 
@@ -147,33 +155,34 @@ func (Own) input()      {}
 func (Word) input()     {}
 func (Recheck) input()  {}
 
-// Output is something that the caller does. Exactly the types below are Outputs.
+// Output is an action for the caller. Exactly the types below are Outputs.
 type Output interface{ output() }
 
 type (
-	// Open has the kernel answer for the address, and announces it.
+	// Open makes the kernel answer for the address, and announces it.
 	Open struct{ Address netip.Addr }
-	// Close ends that. Route, interface and record stay; Newest, if not zero, is kept there: another node has asserted
-	// the address by it.
+	// Close makes the kernel stop answering for the address. Route, interface and record stay. Newest,
+	// if not zero, is kept in the record: another node has asserted the address by it.
 	Close struct {
 		Address netip.Addr
 		Newest  Version
 	}
 	// Send sends a message to all nodes on the segment and, with a To, to that node's InternalIP, too.
 	Send struct{ Message }
-	// Question asks the segment once who answers for the address, and with Owner also who has it itself.
+	// Question asks the segment once who answers for the address and, with Owner, which host has it
+	// itself.
 	Question struct {
 		Address netip.Addr
 		Owner   bool
 	}
-	// Control asks the segment once for the gateways and for the addresses, which other nodes have.
+	// Control asks the segment once for the gateways and for Addresses, which are other nodes' own.
 	Control struct{ Addresses []netip.Addr }
 	// AskGateway asks a gateway of the segment once, without a broadcast where its MAC is known.
 	AskGateway struct{}
-	// TryAPI tries whether the API server is reached at all. An API answers it, within seconds.
+	// TryAPI tries whether the API server is reached at all. An input API follows within seconds.
 	TryAPI struct{}
-	// AskAPI asks the API whose the address is; a Verdict with the same Number answers it. It is asked once,
-	// and again after the API was not reached.
+	// AskAPI asks the API whose the address is; a Verdict with the same Number follows. The API is
+	// asked once, and again if it was not reached.
 	AskAPI struct {
 		Address netip.Addr
 		Number  int

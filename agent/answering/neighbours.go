@@ -10,13 +10,14 @@ import (
 // Neighbour is another node of the segment that said hello.
 type Neighbour struct {
 	Node Node
-	// MAC is the one by which it answers.
+	// MAC is the MAC by which the node answers.
 	MAC string
-	// Heard is when it was heard last.
+	// Heard is when the node was heard last.
 	Heard Duration
 }
 
-// Neighbours returns the other nodes that were heard on the segment in the last hour, in the order of their names.
+// Neighbours returns the other nodes that were heard on the segment in the last hour, in the order
+// of their names.
 func (l *Link) Neighbours() []Neighbour {
 	all := make([]Neighbour, 0, len(l.nodes))
 	for node, n := range l.nodes {

@@ -8,16 +8,18 @@ import (
 	"time"
 )
 
-// peers are the nodes by which this one finds out whether it is cut off, while it has addresses that it closes then. It calls them now and
-// then, and often while it is in doubt. A node that does not answer any more, because it is off for good, is soon none of them. On a
-// large segment they are a part of the nodes, always the same: else all would have to answer all.
+// peers are the nodes by which this node finds out whether it is cut off, while it has addresses to
+// close in this case. It calls its peers from time to time, and often while it is in doubt. A node
+// that is off for good soon is no peer any more. On a large segment only a fixed part of the nodes
+// are peers: otherwise all nodes would have to answer all.
 type peers struct {
-	// calls are the last two, the last one first; due is when the next one is.
+	// calls are the last two calls, newest first; due is the time of the next call.
 	calls [2]call
 	due   Duration
-	// seen is when the last call was that each one has answered: an answer may be late, or repeated by anybody.
+	// seen has, for each peer, the time of the last call that it answered. The time of the answer does
+	// not count: an answer may be late, or repeated by anybody.
 	seen map[Node]Duration
-	// echoes are the nonces of others' calls, which this node answers at reply.
+	// echoes are the nonces of calls of other nodes, which this node answers at reply.
 	echoes []uint64
 	reply  Duration
 }
@@ -28,7 +30,8 @@ type call struct {
 }
 
 const (
-	// peerInterval is how often a node calls its peers while all is well. One that has answered in peerFor is one of them.
+	// peerInterval is how often a node calls its peers while all is well. A node that answered within
+	// peerFor is a peer.
 	peerInterval = 2 * time.Minute
 	peerFor      = 5 * time.Minute
 	// mostPeers is about how many peers a node has at most.
@@ -39,7 +42,7 @@ func newPeers(now Duration) peers {
 	return peers{calls: [2]call{{at: longAgo}, {at: longAgo}}, due: now, seen: map[Node]Duration{}, reply: longAgo}
 }
 
-// share is a power of two: so the peers of a greater one are among the peers of a smaller one.
+// share is a power of two: so the peers of a greater share are among the peers of a smaller share.
 func (l *Link) share() uint16 {
 	share := uint16(1)
 	for len(l.nodes) > mostPeers*int(share) {
@@ -48,7 +51,7 @@ func (l *Link) share() uint16 {
 	return share
 }
 
-// isPeer returns whether a node answers the calls of another one, which asks for a share.
+// isPeer reports whether a node answers calls of a caller that asks for a share.
 func isPeer(node, caller Node, share uint16) bool {
 	hash := fnv.New32a()
 	for _, text := range []string{node.Name, node.UID, caller.Name, caller.UID} {
@@ -103,7 +106,7 @@ func (l *Link) answerPeers() {
 	if len(p.echoes) == 0 || l.now < p.reply {
 		return
 	}
-	// A node that calls may not have heard by which MAC this one answers. Each hears all of these.
+	// A calling node may not know by which MAC this node answers.
 	mac := l.mac
 	for _, nonce := range p.echoes {
 		l.emit(Send{Message{Kind: Hello, From: l.self, MAC: mac, Nonce: nonce}})

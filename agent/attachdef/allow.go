@@ -15,8 +15,8 @@ import (
 // AnyPlugin allows all networks, with all that their configurations say.
 const AnyPlugin = "*"
 
-// Allowed are the plugins of networks of which no administrator is known to have written them, also IPAM plugins: TYPE of one without
-// a master, or TYPE=MASTER, a glob.
+// Allowed lists the plugins, also IPAM plugins, for networks that may be written by users: TYPE for
+// a plugin without a master, or TYPE=MASTER, where MASTER is a glob.
 type Allowed []string
 
 // Validate returns an error for an item that cannot be read.
@@ -38,16 +38,17 @@ func (a Allowed) has(plugin, master string) bool {
 	})
 }
 
-// What configurations of allowed plugins may say. None of it names a file, a program or, but for the master, a device of the node, which
-// plugins use as root; in other letter case a plugin reads it all the same.
+// These are the fields that configurations of allowed plugins may have. Except the master, none
+// names a file, a program or a device of the node, which plugins use as root. Plugins read a field
+// in any letter case.
 var (
 	listFields   = []string{"cniVersion", "disableCheck", "name", "plugins"}
 	pluginFields = []string{"capabilities", "cniVersion", "dns", "ipam", "master", "mode", "mtu", "name", "type"}
 	ipamFields   = []string{"addresses", "gateway", "rangeEnd", "rangeStart", "ranges", "routes", "subnet", "type"}
 )
 
-// confine returns the configuration of a network, if it is allowed, as a list with this name: plugins share what they keep with
-// networks of the same name.
+// confine returns the configuration of a network, if it is allowed, as a list with this name:
+// plugins share their state between networks of the same name.
 func (a Allowed) confine(raw json.RawMessage, name string) (json.RawMessage, error) {
 	if len(raw) == 0 {
 		return nil, errors.New("its spec.config is empty, which stands for a file of the node")
@@ -96,8 +97,9 @@ func (a Allowed) plugin(raw json.RawMessage) (json.RawMessage, error) {
 	return encodeFields(fields, more)
 }
 
-// once returns the fields of a configuration, each as it was last, and decodes these: a plugin must not read another value than was
-// judged, as of two of which the last is null.
+// once returns the fields of a configuration, each with its last value, and decodes the fields in
+// these. A plugin must not read another value than was checked here, as with a repeated field whose
+// last value is null.
 func once(raw json.RawMessage, these []string, into any) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	err := json.Unmarshal(raw, &fields)
@@ -105,7 +107,7 @@ func once(raw json.RawMessage, these []string, into any) (map[string]json.RawMes
 	return fields, errors.Join(err, failed, only(fields, these), json.Unmarshal(read, into))
 }
 
-// only returns an error that names a field that is none of these.
+// only returns an error that names a field outside of these.
 func only(fields map[string]json.RawMessage, these []string) error {
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		if !slices.Contains(these, field) {

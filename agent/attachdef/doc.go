@@ -6,8 +6,8 @@
 // configuration or names one on the node's disk. It also writes the annotation
 // k8s.v1.cni.cncf.io/network-status.
 //
-// Any user that may create a pod writes the annotation, so it chooses among networks only: a pod
+// Any user that may create a pod writes the annotation, so it only chooses among networks: a pod
 // may use the NetworkAttachmentDefinitions of its own namespace and of namespaces that the
-// administrator shares. Plugins run as root, so the ones of namespaces that he does not name have
-// allowed plugins only, and in their configurations nothing but what leads to no file or device of the node.
+// administrator shares. Plugins run as root. So networks of namespaces that the administrator does
+// not name have only allowed plugins, and only fields that lead to no file or device of the node.
 package attachdef

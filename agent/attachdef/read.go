@@ -30,7 +30,8 @@ var (
 	// ErrNoDefinition is returned where a NetworkAttachmentDefinition does not exist,
 	// or the pod may not use it.
 	ErrNoDefinition = errors.New("no such NetworkAttachmentDefinition")
-	// ErrNotAllowed is returned for a network that no administrator is known to have written, and that has more than is allowed of such.
+	// ErrNotAllowed is returned for a network that may be written by users and uses more than they
+	// may.
 	ErrNotAllowed = errors.New("network is not allowed")
 )
 
@@ -41,9 +42,10 @@ type Definitions func(ctx context.Context, namespace, name string) (*nadv1.Netwo
 // Reader reads the networks of pods. Safe in parallel.
 type Reader struct {
 	Get Definitions
-	// Shared are the namespaces whose networks every pod may use. The ones that it names are the administrator's.
+	// Shared are the namespaces whose networks every pod may use. Namespaces named here are the
+	// administrator's.
 	Shared []string
-	// Allowed is what other networks may have.
+	// Allowed lists the plugins for all other networks.
 	Allowed Allowed
 }
 
@@ -64,8 +66,8 @@ type Network struct {
 	Args         map[string]json.RawMessage
 	// IPs are the addresses that the pod asks for; Capabilities has them, too.
 	IPs []string
-	// DefaultRoute are the gateways of the pod's default route, one for each family; of one
-	// network at most.
+	// DefaultRoute are the gateways of the pod's default route, one for each family. At most one
+	// network of a pod has them.
 	DefaultRoute []netip.Addr
 }
 
@@ -100,7 +102,7 @@ func (r *Reader) Networks(ctx context.Context, namespace, annotation, first stri
 }
 
 // parse reads the annotation in its short form, names separated by commas, or as JSON. The
-// standard's own library does, too, and imports client-go's whole clientset.
+// standard's own library is not used, because it imports client-go's whole clientset.
 func parse(annotation, namespace string) ([]*nadv1.NetworkSelectionElement, error) {
 	var selections []*nadv1.NetworkSelectionElement
 	if strings.ContainsAny(annotation, `[{"`) {
@@ -130,8 +132,8 @@ func parse(annotation, namespace string) ([]*nadv1.NetworkSelectionElement, erro
 // label matches each part of the short form.
 var label = regexp.MustCompile("^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
-// parseShort reads one network of the short form, namespace/name@interface, of which only
-// the name must be there.
+// parseShort reads a network of the short form, namespace/name@interface. Only the name is
+// required.
 func parseShort(text string) (*nadv1.NetworkSelectionElement, error) {
 	namespace, rest, found := strings.Cut(text, "/")
 	if !found {
@@ -216,7 +218,7 @@ func (r *Reader) network(ctx context.Context, namespace string, s *nadv1.Network
 // whose device a plugin gets.
 const annotationResource = "k8s.v1.cni.cncf.io/resourceName"
 
-// interfaceNames returns the interface of each network: as asked for, or net1, net2, ….
+// interfaceNames returns the interface of each network: the requested name, or net1, net2, ….
 func interfaceNames(selections []*nadv1.NetworkSelectionElement, first string) ([]string, error) {
 	taken := map[string]bool{first: true, "lo": true}
 	names := make([]string, len(selections))

@@ -15,8 +15,8 @@ import (
 
 // Attached is a network of a pod with the CNI result of its ADD.
 type Attached struct {
-	// Network is namespace/name of the NetworkAttachmentDefinition, or the name of a
-	// network of the node's.
+	// Network is namespace/name of the NetworkAttachmentDefinition, or the name of a network of the
+	// node.
 	Network string
 	Result  json.RawMessage
 }
@@ -64,7 +64,7 @@ func statusOf(result *types100.Result, network string, isDefault bool) []nadv1.N
 	}
 	choice := len(result.Interfaces) > 1 && len(positions) > 0
 	for _, ip := range result.IPs {
-		// An address that names no interface is said of the last one.
+		// An address without an interface belongs to the last interface.
 		to := &all[len(all)-1]
 		if ip.Interface != nil && choice {
 			position, inside := positions[*ip.Interface]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package certificate keeps the certificate by which an agent proves to the others on which node it is, and the authorities by
-// which it believes theirs. The private key never leaves the node: the agent asks the API server for a certificate by a
-// CertificateSigningRequest, which the controller signs (ipam/agentca/signer).
+// Package certificate keeps the certificate by which an agent proves its node to other agents, and
+// the authorities by which it checks their certificates. The private key never leaves the node: the
+// agent asks the API server for a certificate by a CertificateSigningRequest, which the controller
+// signs (ipam/agentca/signer).
 package certificate
 
 import (
@@ -26,7 +27,8 @@ import (
 )
 
 const (
-	// interval is how often the files are read: the kubelet brings a ConfigMap's files within two minutes.
+	// interval is how often the files are read: the kubelet brings a ConfigMap's files within two
+	// minutes.
 	interval = 10 * time.Second
 	// startPatience is how long an agent without a certificate waits for its first one.
 	startPatience = 3 * time.Second
@@ -34,7 +36,8 @@ const (
 
 // Options of a Keeper.
 type Options struct {
-	// Bundle is the file with the authorities, which may come later, and File the one with the agent's key and certificate.
+	// Bundle is the file with the authorities, which may come later, and File the one with the agent's
+	// key and certificate.
 	Bundle, File string
 	// Node is the node of the agent.
 	Node     answering.Node
@@ -44,18 +47,18 @@ type Options struct {
 // Keeper has the codec of the node's messages. Codec may be called in parallel to Run.
 type Keeper struct {
 	options Options
-	// renew is the part of a certificate's time after which it is renewed: another one on each node.
+	// renew is the part of a certificate's lifetime after which it is renewed; it differs by node.
 	renew float64
 
 	current atomic.Pointer[current]
 	said    string
-	// asked is the request that is waited for, nil without one. next is when the API server is asked again, after a pause.
+	// asked is the pending request, or nil. next is when the API server is asked again, after a pause.
 	asked  *request
 	next   time.Time
 	pauses wait.Backoff
 }
 
-// current is what the files had when they were read last.
+// current is the content of the files when they were read last.
 type current struct {
 	bundle, file []byte
 	authorities  []*x509.Certificate
@@ -63,8 +66,8 @@ type current struct {
 	codec        *datagram.Codec
 }
 
-// New returns a Keeper that has read the files, and has waited a moment for a certificate where there is none, so that the agent's
-// first words are heard.
+// New returns a Keeper that has read the files. Without a certificate it waits a moment for one, so
+// that other agents accept the agent's first messages.
 func New(ctx context.Context, options Options) *Keeper {
 	k := &Keeper{options: options, renew: 0.7 + 0.2*rand.Float64(), pauses: newPauses(shortest, longest)} //nolint:gosec // it spreads requests
 	k.current.Store(&current{})
@@ -77,13 +80,14 @@ func New(ctx context.Context, options Options) *Keeper {
 	return k
 }
 
-// The reasons for which the agent can say nothing.
+// The reasons why the agent cannot send messages.
 var (
 	errNoBundle      = errors.New("the cluster has no authority for agents' certificates yet")
-	errNoCertificate = errors.New("this node has no certificate yet to sign messages by")
+	errNoCertificate = errors.New("this node has no certificate yet for signing messages")
 )
 
-// Codec returns the codec of the moment, nil while there are no authorities, and an error while the agent has nothing to sign by.
+// Codec returns the present codec, nil while there are no authorities, and an error while the agent
+// cannot sign.
 func (k *Keeper) Codec() (*datagram.Codec, error) {
 	c := k.current.Load()
 	switch {
@@ -115,7 +119,7 @@ func (k *Keeper) step(ctx context.Context) {
 	}
 }
 
-// look reads the files, and tells of each new error once.
+// look reads the files, and logs each new error once.
 func (k *Keeper) look(ctx context.Context) {
 	text := ""
 	if err := k.read(); err != nil {
@@ -127,8 +131,8 @@ func (k *Keeper) look(ctx context.Context) {
 	k.said = text
 }
 
-// read makes a codec of the files. After an error, and where the authorities are gone, the last one stays: agents would not
-// understand each other while a ConfigMap is replaced.
+// read makes a codec from the files. After an error, or if the authorities are gone, the last codec
+// stays: otherwise agents would not understand each other while a ConfigMap is replaced.
 func (k *Keeper) read() error {
 	before := k.current.Load()
 	bundle, err := readFile(k.options.Bundle)
@@ -151,7 +155,7 @@ func (k *Keeper) read() error {
 	}
 	identity, unread := now.identity()
 	if unread != nil {
-		// Another one is asked for.
+		// The Keeper asks for a new certificate.
 		unread = fmt.Errorf("read a key and its certificate from %s: %w", k.options.File, unread)
 	} else if identity != nil && identity.Node != k.options.Node {
 		identity, now.certificate = nil, nil
@@ -165,7 +169,7 @@ func (k *Keeper) read() error {
 	return errors.Join(unread, now.checkClock())
 }
 
-// identity returns what the file says, nil where there is none.
+// identity returns the identity in the file, or nil without a file.
 func (c *current) identity() (*datagram.Identity, error) {
 	if len(c.file) == 0 {
 		return nil, nil
@@ -189,7 +193,7 @@ func (c *current) identity() (*datagram.Identity, error) {
 	return identity, err
 }
 
-// checkClock returns an error where a certificate that is used is not of this time by the clock of this node.
+// checkClock returns an error if the certificate in use is not valid now by the clock of this node.
 func (c *current) checkClock() error {
 	if c.certificate == nil {
 		return nil
@@ -202,8 +206,8 @@ func (c *current) checkClock() error {
 	return nil
 }
 
-// due returns whether it is time for another certificate: there is none of this node, it has lived for most of its time, or it is
-// of another authority than the one that signs, which is the first.
+// due reports whether it is time for a new certificate: the node has none, most of its lifetime is
+// over, or it is not from the first authority, which signs.
 func (k *Keeper) due() bool {
 	c := k.current.Load()
 	if c.certificate == nil || len(c.authorities) > 0 && !bytes.Equal(c.certificate.AuthorityKeyId, c.authorities[0].SubjectKeyId) {
@@ -213,7 +217,7 @@ func (k *Keeper) due() bool {
 	return time.Since(c.certificate.NotBefore) > time.Duration(k.renew*float64(lifetime))
 }
 
-// readFile returns nothing where there is no file.
+// readFile returns nothing if there is no file.
 func readFile(path string) ([]byte, error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

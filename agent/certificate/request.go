@@ -30,11 +30,11 @@ type Requests interface {
 }
 
 const (
-	// patience is how long a request is waited for: longer than a new authority takes.
+	// patience is how long to wait for a request: longer than a new authority takes.
 	patience = 15 * time.Minute
-	// Between tries a while passes: requests stay at the API server for a day.
+	// Pauses between tries are long, because requests stay at the API server for a day.
 	shortest, longest = 10 * time.Second, 15 * time.Minute
-	// Between looks at a request, too: all nodes may wait.
+	// Pauses between reads of a request grow, too, because all nodes may wait.
 	soonest, latest = 300 * time.Millisecond, 30 * time.Second
 	// apiPatience is how long the API server is waited for.
 	apiPatience = 10 * time.Second
@@ -52,7 +52,7 @@ type request struct {
 	pauses wait.Backoff
 }
 
-// proceed asks for a certificate if it is time, or looks whether there is one.
+// proceed asks for a certificate if it is time, or checks whether the requested one is ready.
 func (k *Keeper) proceed(ctx context.Context) {
 	k.next = time.Now().Add(interval)
 	if k.asked == nil && !k.due() {
@@ -80,7 +80,7 @@ func (k *Keeper) proceed(ctx context.Context) {
 	if err == nil {
 		k.next = time.Now()
 		k.pauses = newPauses(shortest, longest)
-		klog.FromContext(ctx).Info("This node has a new certificate to sign messages by")
+		klog.FromContext(ctx).Info("This node has a new certificate for signing messages")
 		return
 	}
 	pause := k.pauses.Step()
@@ -111,7 +111,7 @@ func (k *Keeper) ask(ctx context.Context) (*request, error) {
 	return &request{name: made.Name, key: key, ends: time.Now().Add(patience), pauses: newPauses(soonest, latest)}, nil
 }
 
-// collect returns the certificate that was asked for, nil while it is not signed.
+// collect returns the requested certificate, nil while it is not signed.
 func (k *Keeper) collect(ctx context.Context) ([]byte, error) {
 	made, err := k.options.Requests.Get(ctx, k.asked.name, metav1.GetOptions{})
 	if err == nil {

@@ -15,9 +15,10 @@ import (
 	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
-// Cache has a file for each attachment that plugins may keep something for in files of their own, such as
-// host-local's leases. The file is there from before their ADD until their DEL has succeeded, and has all
-// that DEL needs; libcni keeps such files, too. They outlive the node's kernel and the caller's records.
+// Cache has a file for each attachment for which plugins may keep files of their own, such as
+// host-local's leases. The file exists from before ADD until DEL has succeeded, and has everything
+// that DEL needs; libcni keeps such files, too. They outlive the node's kernel and the caller's
+// records.
 //
 // A write does not wait for the disk, as host-local's does not: a loss of power may lose the newest
 // files of both.
@@ -44,8 +45,8 @@ type cached struct {
 type Attached struct {
 	Network *Network
 	Attachment
-	// Earlier says that it was made before the node's kernel started: nothing of it is left but
-	// files, and the path of its namespace may belong to another container.
+	// Earlier says that the attachment was made before the node's kernel started: only files of it are
+	// left, and the path of its namespace may belong to another container.
 	Earlier bool
 }
 
@@ -84,8 +85,8 @@ func (c *Cache) remove(n *Network, a Attachment) error {
 	return nil
 }
 
-// list returns the attachments that it can read, and an error that names the others. It removes a damaged
-// file, which nobody can use.
+// list returns the readable attachments, and an error that names the others. It removes a damaged
+// file, because nobody can use it.
 func (c *Cache) list() ([]Attached, error) {
 	if c == nil {
 		return nil, nil

@@ -53,7 +53,7 @@ func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 	return "", fmt.Errorf("plugin %q is not installed in %s", plugin, strings.Join(path, ", "))
 }
 
-// Identify returns the identity of a plugin's file: another version has another one.
+// Identify returns the identity of a plugin's file: another version has another identity.
 func (e *Exec) Identify(path string) (string, error) {
 	seen, err := e.resolve(path)
 	if err != nil {
@@ -106,5 +106,5 @@ func pluginError(ctx context.Context, err error, stdout, stderr []byte) error {
 	if json.Unmarshal(stdout, &e) == nil && e.Msg != "" {
 		return &e
 	}
-	return fmt.Errorf("plugin said nothing CNI understands (%w): %.500q %.500q", err, stdout, stderr)
+	return fmt.Errorf("plugin wrote no valid CNI error (%w): %.500q %.500q", err, stdout, stderr)
 }

@@ -35,11 +35,11 @@ func load(file string) (*Network, error) {
 	return parseList(raw, "", filepath.Dir(file))
 }
 
-// ParseNamed reads a configuration that is no file: a list, or a single plugin. The
-// network has the name given where the configuration has none.
+// ParseNamed reads a configuration that is not from a file: a list, or a single plugin. Without a
+// name in the configuration the network has the given name.
 func ParseNamed(raw []byte, name string) (*Network, error) { return parseList(raw, name, "") }
 
-// parseList reads a configuration; dir, if given, may have more of its plugins.
+// parseList reads a configuration; the folder dir, if given, may have further plugins of the list.
 func parseList(raw []byte, name, dir string) (*Network, error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
@@ -113,9 +113,9 @@ func inline(top map[string]json.RawMessage, list *libcni.NetworkConfigList, dir 
 	return raw, nil
 }
 
-// Find returns the network of the first usable file in dir, in the order of names,
-// like runtimes. It leaves out the file skip and networks for which usable returns
-// an error. Where no file is usable, the error has the error of each.
+// Find returns the network of the first usable file in dir, in the order of names, like runtimes.
+// It leaves out the file skip and networks for which usable returns an error. If no file is usable,
+// the error wraps the errors of all files.
 func Find(dir, skip string, usable func(*Network) error) (*Network, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

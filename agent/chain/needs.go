@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeFiles are files of the node without which plugins fail, and which their configurations need not name.
+// nodeFiles are files of the node that plugins need even if their configurations do not name them.
 var nodeFiles = map[string]string{
 	"calico":              "/var/lib/calico/nodename",
 	"cilium-cni":          "/var/run/cilium/cilium.sock",
@@ -30,8 +30,8 @@ var nodeFiles = map[string]string{
 // need is a file or folder of the node that a plugin reads or writes.
 type need struct{ plugin, path string }
 
-// needs returns the files that the network's plugins need, as far as their types and configurations
-// tell. Plugins do without files for their logs.
+// needs returns the files that the network's plugins need, as far as types and configurations show.
+// It leaves out log files, because plugins work without them.
 func (n *Network) needs() ([]need, error) {
 	var all []need
 	for _, p := range n.list.Plugins {
@@ -72,8 +72,8 @@ func paths(value any) []string {
 	return all
 }
 
-// links returns the files to which plugins of the network that are links in the folder bin lead, where they are missing:
-// k3s and others have their plugins in another folder.
+// links returns the missing targets of plugins of the network that are symbolic links in the folder
+// bin: k3s and others have their plugins in another folder.
 func (n *Network) links(bin string) []need {
 	var all []need
 	for _, plugin := range n.Types() {
@@ -89,12 +89,12 @@ func (n *Network) links(bin string) []need {
 	return all
 }
 
-// ErrNeedsNode is the error of a network whose plugins need files of the node that the agent's
-// file system has not.
+// ErrNeedsNode is the error of a network whose plugins need files of the node that are not in the
+// agent's file system.
 var ErrNeedsNode = errors.New("needs the node's file system")
 
-// Reaches returns ErrNeedsNode where a plugin of the network needs a file that it would not find, or is a link in the
-// folder bin that leads nowhere.
+// Reaches returns ErrNeedsNode if a plugin of the network would not find a file that it needs, or
+// is a dangling link in the folder bin.
 func (e *Exec) Reaches(n *Network, bin string) error {
 	if e.inNode() {
 		return nil
@@ -112,10 +112,10 @@ func (e *Exec) Reaches(n *Network, bin string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which the agent's container has not", n.Name(), missing[0].plugin, ErrNeedsNode, missing[0].path)
+	return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which is not in the agent's container", n.Name(), missing[0].plugin, ErrNeedsNode, missing[0].path)
 }
 
-// available returns whether a path exists, or can be made.
+// available reports whether a path exists, or can be made.
 func available(path string) bool {
 	for {
 		if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {

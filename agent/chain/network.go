@@ -18,7 +18,7 @@ import (
 type Network struct {
 	list *libcni.NetworkConfigList
 	raw  []byte
-	// chained says that the list lacks the first plugin, which raw has.
+	// chained says that the first plugin is in raw, but not in the list.
 	chained bool
 }
 
@@ -51,7 +51,7 @@ func Parse(raw []byte) (*Network, error) {
 // Name of the network.
 func (n *Network) Name() string { return n.list.Name }
 
-// Raw returns the configuration list as JSON. Parse makes the same Network of it.
+// Raw returns the configuration list as JSON, from which Parse makes the same Network.
 func (n *Network) Raw() []byte { return n.raw }
 
 // Types returns the plugins' types in order.
@@ -63,7 +63,7 @@ func (n *Network) Types() []string {
 	return all
 }
 
-// Declares returns whether a plugin takes a capability of the runtime, such as "bandwidth".
+// Declares reports whether a plugin declares a capability of the runtime, such as "bandwidth".
 func (n *Network) Declares(capability string) bool {
 	return slices.ContainsFunc(n.list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] })
 }

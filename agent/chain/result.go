@@ -19,8 +19,8 @@ func Result(raw json.RawMessage) (*current.Result, error) {
 	return current.NewResultFromResult(versioned)
 }
 
-// Addresses returns the container's addresses in the result of plugins, none where the result
-// cannot be read: CHECK and DEL report it.
+// Addresses returns the container's addresses in the result of plugins. It returns none for an
+// unreadable result, which CHECK and DEL report.
 func Addresses(result json.RawMessage) (all []netip.Addr) {
 	read, err := Result(result)
 	if err != nil {

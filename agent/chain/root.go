@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodePath is the PATH of plugins in the node's file system where the agent has none:
-// they look for iptables in it.
+// nodePath is the PATH of plugins in the node's file system if the agent has none: they look for
+// iptables in it.
 const nodePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// inNode returns whether plugins run in another file system than the agent's.
+// inNode reports whether plugins run in another file system than the agent's.
 func (e *Exec) inNode() bool { return e.Root != "" && filepath.Clean(e.Root) != "/" }
 
-// resolve returns the path, by the agent's file system, of a file of the node. Symbolic
-// links lead where they lead on the node.
+// resolve returns the path of a file of the node in the agent's file system. It follows symbolic
+// links as on the node.
 func (e *Exec) resolve(file string) (string, error) {
 	if !e.inNode() {
 		return file, nil
@@ -44,9 +44,8 @@ func (e *Exec) environment(environ []string) []string {
 	return append(environ, "PATH="+nodePath)
 }
 
-// CheckRoot returns an error that names the things that the agent's container lacks to run plugins
-// in Root. Without it the first ADD would fail, or the first one of a pod that started after the
-// agent. The caller calls it at start.
+// CheckRoot returns an error that names everything that the agent's container lacks to run plugins
+// in Root. The caller calls it at start: otherwise the lack would show at the first ADD only.
 func (e *Exec) CheckRoot() error {
 	if !e.inNode() {
 		return nil
@@ -59,8 +58,8 @@ func (e *Exec) CheckRoot() error {
 	return nil
 }
 
-// checkProc looks whether the node's /proc knows this process by the ID that the process
-// knows: CNI plugins find their own network namespace by their process ID there.
+// checkProc checks that this process has the same ID in the node's /proc: CNI plugins find their
+// own network namespace there by their process ID.
 func checkProc(root string) error {
 	self, err := os.Readlink(filepath.Join(root, "proc", "self"))
 	if err != nil {
@@ -72,8 +71,8 @@ func checkProc(root string) error {
 	return nil
 }
 
-// checkPropagation looks whether mounts that the node makes later become visible: the
-// network namespaces of pods are such mounts.
+// checkPropagation checks that later mounts of the node become visible: the network namespaces of
+// pods are such mounts.
 func checkPropagation(root string) error {
 	root, err := filepath.EvalSymlinks(root)
 	if err != nil {

@@ -31,8 +31,8 @@ type Runner struct {
 // executor runs plugins. Safe in parallel.
 type executor interface {
 	invoke.Exec
-	// Identify returns a text that is another one where the file at a path of FindInPath
-	// has changed. It blocks for the file system only.
+	// Identify returns a text that changes with the file at a path of FindInPath. It blocks for the
+	// file system only.
 	Identify(path string) (string, error)
 }
 
@@ -45,7 +45,7 @@ func NewRunner(exec executor, path []string) *Runner {
 // result of an interface that the caller made; the first plugin gets it as prevResult.
 // After an error the caller runs Del.
 func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous json.RawMessage) (json.RawMessage, error) {
-	// A network that lacks a plugin keeps nothing for the container, so there is nothing to note.
+	// If a plugin is missing, no plugin has run for the container, so there is nothing to note.
 	paths := make([]string, len(n.Types()))
 	for i, pluginType := range n.Types() {
 		var err error
@@ -75,9 +75,9 @@ func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous jso
 	return result, nil
 }
 
-// Del runs DEL of every plugin, last first, and returns all errors. Each plugin has its share of
-// the time that the context has left: one that hangs must not take the time of the others, which
-// have to remove things that they made. result is Add's, nil if Add did not finish.
+// Del runs DEL of every plugin, last first, and returns all errors. Each plugin gets its share of
+// the remaining time of the context: a hanging plugin must not use up the time in which the others
+// remove their objects. result is Add's, nil if Add did not finish.
 func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.RawMessage) error {
 	if !n.atLeast("0.4.0") {
 		result = nil
@@ -94,7 +94,8 @@ func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.
 }
 
 // Attached lists the attachments of Add that Del has not ended, also from an earlier process and an
-// earlier start of the node's kernel. Beside an error it returns the readable ones.
+// earlier start of the node's kernel. If it returns an error, it also returns the readable
+// attachments.
 func (r *Runner) Attached() ([]Attached, error) { return r.Cache.list() }
 
 func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, a Attachment, result json.RawMessage) error {
@@ -112,7 +113,7 @@ func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, 
 	return err
 }
 
-// Check runs CHECK of each plugin in order, where the network's version has it.
+// Check runs CHECK of each plugin in order, if the network's version has CHECK.
 func (r *Runner) Check(ctx context.Context, n *Network, a Attachment, result json.RawMessage) error {
 	if n.list.DisableCheck || !n.atLeast("0.4.0") {
 		return nil
@@ -125,8 +126,8 @@ func (r *Runner) Check(ctx context.Context, n *Network, a Attachment, result jso
 	return nil
 }
 
-// GC tells the plugins which attachments are valid, where the network's version
-// has GC, and returns all errors.
+// GC tells the plugins the valid attachments, if the network's version has GC, and returns all
+// errors.
 func (r *Runner) GC(ctx context.Context, n *Network, valid []types.GCAttachment) error {
 	if n.list.DisableGC || !n.atLeast("1.1.0") {
 		return nil

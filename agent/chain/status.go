@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// goodFor is how long a plugin that said that it can serve ADD is not asked again. Runtimes
-// ask every few seconds, and each question runs a program. A plugin that says no is asked
-// again each time, so that the node is ready as soon as the plugin is.
+// goodFor is how long a plugin is not asked again after it said that it can serve ADD. Runtimes ask
+// every few seconds, and each STATUS runs a program. A plugin that is not ready is asked each time,
+// so that the node becomes ready together with the plugin.
 const goodFor = 30 * time.Second
 
-// goodAnswers remembers which networks' plugins said that they can serve ADD. Methods are
-// safe in parallel and do not block.
+// goodAnswers remembers the networks whose plugins can serve ADD. Methods are safe in parallel and
+// do not block.
 type goodAnswers struct {
 	mu sync.Mutex
-	// until has the end of an answer by the network's configuration and the identity of
-	// its programs: another configuration or another version of a plugin is asked at once.
+	// until has the time until which a result counts. The key is the network's configuration and the
+	// identity of its programs: after a change of either the plugins are asked at once.
 	until map[string]time.Time
 }
 
@@ -44,16 +44,15 @@ func (g *goodAnswers) add(key string) {
 	g.until[key] = now.Add(goodFor)
 }
 
-// forget has all plugins asked again: one of them has failed.
+// forget makes the next Status ask all plugins again, after a failure.
 func (g *goodAnswers) forget() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	clear(g.until)
 }
 
-// Status asks whether the plugins are installed and, where the network's version
-// has STATUS, whether they could serve ADD. It believes plugins that said so a short time
-// ago, unless an ADD has failed since.
+// Status checks that the plugins are installed and, if the network's version has STATUS, that they
+// can serve ADD. A recent success counts, unless an ADD has failed since.
 func (r *Runner) Status(ctx context.Context, n *Network) error {
 	key, err := r.identify(n)
 	if err != nil {
@@ -71,8 +70,8 @@ func (r *Runner) Status(ctx context.Context, n *Network) error {
 	return nil
 }
 
-// identify returns a text that is another one where the network or a program of its plugins
-// has changed. It returns an error where a plugin is not installed.
+// identify returns a text that changes with the network and the programs of its plugins. It returns
+// an error if a plugin is not installed.
 func (r *Runner) identify(n *Network) (string, error) {
 	var key strings.Builder
 	key.Write(n.raw)

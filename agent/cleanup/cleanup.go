@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cleanup leaves a node as it was before the agent was installed. Each package that makes
-// something on the node lists it as leftovers; this one knows their order, and the agent's files.
-// The tests of cmd/agent run it as the command berth-agent cleanup.
+// Package cleanup returns a node to its state before the agent was installed. Each package that
+// makes something on the node lists it as leftovers; this package knows their order, and the
+// agent's files. The tests of cmd/agent run it as the command berth-agent cleanup.
 package cleanup
 
 import (
@@ -40,10 +40,10 @@ type Node struct {
 	Socket, StateFile, ConfDir, ConfName, BinDir, CacheDir, SysctlRoot string
 	// Programs are the CNI plugins that the agent's image brings to the node.
 	Programs []string
-	// DryRun only lists what would be removed. Check does so, too, and Clean then returns an error
-	// where it lists anything.
+	// DryRun only lists the things to remove. Check does the same, and Clean then returns an error if
+	// there are any.
 	DryRun, Check bool
-	// Force also takes the network from pods that run.
+	// Force also takes the network from running pods.
 	Force bool
 	// Out gets a line for each thing.
 	Out io.Writer
@@ -85,8 +85,8 @@ func (n *Node) CleanUntilDone(ctx context.Context) error {
 	return nil
 }
 
-// Clean removes everything of Berth from the node. It returns a RefusedError, and removes nothing, where an
-// agent or pods with floating IPs run.
+// Clean removes everything of Berth from the node. It returns a RefusedError, and removes nothing,
+// where an agent or pods with floating IPs run.
 func (n *Node) Clean(ctx context.Context) error {
 	inRoot, err := n.inRoot()
 	if err != nil {
@@ -125,8 +125,8 @@ func (n *Node) clean(ctx context.Context) error {
 	return errors.Join(n.sweep(), unlock())
 }
 
-// unused returns an error where pods run with floating IPs, as the agent's records say. Where
-// nobody can read these it looks no further.
+// unused returns an error if, by the agent's records, pods with floating IPs run. If the records
+// cannot be read, it returns nil.
 func (n *Node) unused() error {
 	if _, err := os.Stat(n.StateFile); err != nil {
 		return nil //nolint:nilerr // no record, no pod
@@ -175,14 +175,14 @@ const netnsDir = "/run/netns"
 // sweeper lists the objects that one part of Berth left on the node.
 type sweeper func() ([]leftover.Item, error)
 
-// sweepers are in the order of removal; the runtime stops to call Berth first. A package
-// that makes something on the node adds its function here, and a network type in package nettype.
+// sweepers are in the order of removal; first the runtime stops calling Berth. A package that makes
+// something on the node adds its function here; a network type adds it in package nettype.
 func (n *Node) sweepers() []sweeper {
 	all := []sweeper{
 		n.configuration,
 		shaping.Leftovers,
 		func() ([]leftover.Item, error) { return enforce.Leftovers(filepath.Join(n.Root, netnsDir)) },
-		// Before the table with their guard goes.
+		// Before the table with the guard of the ports goes.
 		hostport.Leftovers,
 	}
 	// Their marks are among the rules that package wire lists.
@@ -198,8 +198,8 @@ func (n *Node) sweepers() []sweeper {
 	)
 }
 
-// sweep removes everything. It goes on where something cannot be removed, and then keeps
-// the agent's files, which the next cleanup needs.
+// sweep removes everything. After a failure it goes on, but keeps the agent's files, which the next
+// cleanup needs.
 func (n *Node) sweep() error {
 	var total tally
 	for _, list := range n.sweepers() {

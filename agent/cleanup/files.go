@@ -24,8 +24,8 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 )
 
-// configuration lists the file that makes the runtime call Berth, and the names that other programs gave
-// it: Cilium's agent renames the configurations of others.
+// configuration lists the file that makes the runtime call Berth, also under names that other
+// programs gave it: Cilium's agent renames the configurations of others.
 func (n *Node) configuration() ([]leftover.Item, error) {
 	ours := func(path string) (bool, error) {
 		content, err := os.ReadFile(path)
@@ -47,8 +47,8 @@ func (n *Node) configuration() ([]leftover.Item, error) {
 	return all, nil
 }
 
-// modules are where the agent's image has its programs from. Upstream's plugins have names
-// of our own in it.
+// modules are the Go modules of the programs in the agent's image. Upstream's plugins have names of
+// our own in it.
 var modules = []string{"github.com/berth-dev/berth", "github.com/containernetworking/plugins"}
 
 // plugins lists the programs that `berth-agent install` copied.
@@ -90,9 +90,9 @@ func (n *Node) installed(dir, name string, ours func(path string) (bool, error))
 	return fileItems(paths), nil
 }
 
-// files lists the agent's sockets, its state file, its journal of kernel settings, its key and certificate, the folder of
-// claims, which is empty by now, the files that plugins' DEL would need, and the folders of all
-// these.
+// files lists the agent's sockets, its state file, its journal of kernel settings, its key and
+// certificate, the folder of claims, which is empty by now, the files that plugins' DEL would need,
+// and the folders of all these.
 func (n *Node) files() ([]leftover.Item, error) {
 	paths, err := state.Files(n.StateFile)
 	if err != nil {
@@ -144,7 +144,7 @@ func item(kind, path string) leftover.Item {
 	}}
 }
 
-// withFolders lists files, and then Berth's own folders that have no other files.
+// withFolders lists files, and then Berth's own folders without any other files.
 func withFolders(dirs, paths []string) ([]leftover.Item, error) {
 	items := fileItems(paths)
 	slices.Sort(dirs)
@@ -170,8 +170,8 @@ func withFolders(dirs, paths []string) ([]leftover.Item, error) {
 	return items, nil
 }
 
-// isMount says whether a folder is a mount, which nobody can remove: in the container of an
-// agent, and on nodes that have a disk for it.
+// isMount reports whether a folder is a mount and so cannot be removed: in the container of an
+// agent, and on nodes with a separate disk for the folder.
 func isMount(dir string) (bool, error) {
 	var stat unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &stat); err != nil {

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Another program that takes the file away each time would otherwise fight with the agent for ever,
-// while pods get their networks by chance.
+// Without these limits another program that takes the file away each time would fight with the
+// agent for ever, while pods get their networks by chance.
 const (
 	maxRewrites = 5
 	rewriteSpan = time.Hour
 )
 
-// action is the keeper's answer to a view.
+// action is the keeper's reaction to a view.
 type action int
 
 const (
@@ -26,17 +26,18 @@ const (
 	remove
 )
 
-// past is the keeper's part in the views before.
+// past is the history of the keeper's actions.
 type past struct {
 	// written says that this agent has written the file, or found it.
 	written bool
-	// alone says that this agent has written it, and pods without a floating IP have had no network since.
+	// alone says that this agent has written the file, and that pods without a floating IP have had no
+	// network since.
 	alone    bool
 	rewrites []time.Time
 }
 
-// decide returns what is to be done, and what is wrong. refusal says why the agent cannot run the
-// plugins of pods without a floating IP; others, that these pods have a network.
+// decide returns the action and the problem. refusal is why the agent cannot run the plugins of
+// pods without a floating IP; others says that these pods have a network.
 func (p *past) decide(name string, v View, others bool, refusal error, now time.Time) (action, error) {
 	if refusal != nil {
 		if v.Written && p.alone {
@@ -63,7 +64,7 @@ func (p *past) decide(name string, v View, others bool, refusal error, now time.
 	return write, behind(name, v)
 }
 
-// behind returns an error where the runtime takes another file.
+// behind returns an error if the runtime takes another file.
 func behind(name string, v View) error {
 	switch {
 	case v.First == "":

@@ -20,13 +20,14 @@ import (
 	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
-// again is how often the keeper looks while something is wrong, since not all of it is in the folder, and
-// where it cannot watch the folder.
+// again is how often the keeper looks if it cannot watch the folder, and while there is a problem,
+// because its cause may be outside of the folder.
 const again = 10 * time.Second
 
-// EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another program took the
-// CNI configuration away or put its own first, because it reads another folder, or because the node's network needs agent.hostRoot. The
-// agent is not ready. Do: see docs/how-to/other-cni.md.
+// EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another
+// program took the CNI configuration away or put its own first, because it reads another folder, or
+// because the node's network needs agent.hostRoot. The agent is not ready. Do: see
+// docs/how-to/other-cni.md.
 const EventNotCalled = "RuntimeDoesNotCallBerth"
 
 // Keeper keeps a file.
@@ -35,10 +36,11 @@ type Keeper struct {
 	Dir, Name string
 	// Content is what our file has.
 	Content []byte
-	// Others returns whether pods without a floating IP have a network, and an error where the agent
-	// could not run its plugins: our file then stays away, and the runtime goes on to run them itself.
+	// Others reports whether pods without a floating IP have a network. It returns an error if the
+	// agent could not run the plugins: then our file stays away, and the runtime continues to run them
+	// itself.
 	Others func() (bool, error)
-	// Told, if given, is called when a problem begins or is another one.
+	// Told, if given, is called when a problem begins or changes.
 	Told func(problem error)
 
 	// For tests: how to watch, and again.
@@ -50,8 +52,9 @@ type Keeper struct {
 	mu      sync.Mutex
 	looked  bool
 	problem error
-	// written is since when the file is as it should be, zero where it is not. called: the runtime has called since the start.
-	// came are the UIDs of pods that came later than written, until then, and uncalled is the problem that one of these shows.
+	// written is the time since which the file is right, zero if it is not. called: the runtime has
+	// called since the start. Until then, came has the UIDs of pods that came after written, and
+	// uncalled is the problem found with such a pod.
 	written  time.Time
 	called   bool
 	came     map[string]bool
@@ -91,8 +94,8 @@ func (k *Keeper) Came(uid string) {
 	k.came[uid] = true
 }
 
-// Addressed notes that a pod, not of the node's own network, has an address. Where it came after the file was there, and nobody has called since the
-// start, the runtime reads another folder.
+// Addressed notes that a pod, not of the node's own network, has an address. If the pod came after
+// the file, and the runtime has not called since the start, the runtime reads another folder.
 func (k *Keeper) Addressed(uid, pod string) {
 	k.mu.Lock()
 	var told error
@@ -111,7 +114,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if err := os.MkdirAll(k.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the runtime's folder: %w", err)
 	}
-	// Before the first look: nothing is missed in between.
+	// The watch begins before the first look, so nothing is missed in between.
 	changes, missed, closeWatcher := k.follow(ctx)
 	defer closeWatcher()
 	pause := cmp.Or(k.again, again)
@@ -140,7 +143,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// follow watches the folder. Where it cannot, as on nodes whose programs have used up root's watches, the
+// follow watches the folder. If it cannot, because other programs have used up root's watches, the
 // channels are nil.
 func (k *Keeper) follow(ctx context.Context) (changes <-chan fsnotify.Event, missed <-chan error, closeIt func()) {
 	open := fsnotify.NewWatcher
@@ -158,7 +161,7 @@ func (k *Keeper) follow(ctx context.Context) (changes <-chan fsnotify.Event, mis
 	return nil, nil, func() {}
 }
 
-// tend looks at the folder, does what is to be done, and returns what is wrong.
+// tend looks at the folder, carries out the action, and returns the problem.
 func (k *Keeper) tend(ctx context.Context) (problem, err error) {
 	files, err := read(k.Dir)
 	if err != nil {
@@ -200,7 +203,7 @@ func (k *Keeper) forget(ctx context.Context, name string) error {
 	return nil
 }
 
-// note keeps the problem, and tells of it where it is another than before.
+// note keeps the problem, and calls Told if it has changed.
 func (k *Keeper) note(ctx context.Context, problem error) {
 	k.mu.Lock()
 	same := text(problem) == text(k.problem)
@@ -231,8 +234,8 @@ func text(err error) string {
 	return err.Error()
 }
 
-// read reads the files of a folder. It leaves out large ones, which are no configurations, and ones that
-// are gone meanwhile.
+// read reads the files of a folder. It leaves out large files, which are no configurations, and
+// files that are gone meanwhile.
 func read(dir string) ([]File, error) {
 	const most = 1 << 20
 	entries, err := os.ReadDir(dir)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package confdir keeps Berth's CNI configuration in the runtime's folder, as the first one: the runtime
-// takes the first by name. Other programs rename it (Cilium), or put theirs before it (Multus).
+// Package confdir keeps Berth's CNI configuration in the runtime's folder, as the first one: the
+// runtime takes the first by name. Other programs rename it (Cilium), or put theirs before it
+// (Multus).
 //
 // view.go says without I/O what a folder's files mean; keeper.go watches and writes.
 package confdir
@@ -29,16 +30,16 @@ type View struct {
 	Written bool
 	// MovedTo names another file with our content, which no runtime reads.
 	MovedTo string
-	// Former names another file with our content, which the runtime may take: ours by another name.
+	// Former names our file under another name: it has our content, and the runtime may take it.
 	Former string
-	// First names the file that the runtime takes, and Plugin its first plugin. They are empty where it
-	// takes ours, or one that leads to Berth.
+	// First names the file that the runtime takes, and Plugin its first plugin. They are empty if the
+	// runtime takes our file or another file that leads to Berth.
 	First, Plugin string
 	// CalledByMultus says that the runtime takes Multus, which leads to Berth.
 	CalledByMultus bool
 }
 
-// Look returns the view of a folder where our configuration is the file own with the content given.
+// Look returns the view of a folder in which our configuration is the file own with this content.
 func Look(files []File, own string, content []byte) View {
 	var v View
 	first := ""
@@ -65,13 +66,13 @@ func Look(files []File, own string, content []byte) View {
 		}
 	}
 	if own < first {
-		// Ours is missing, and would be the first.
+		// Our file is missing, and would be the first.
 		v.First, v.Plugin, v.CalledByMultus = "", "", false
 	}
 	return v
 }
 
-// isConfiguration returns whether runtimes read a file of this name.
+// isConfiguration reports whether runtimes read a file of this name.
 func isConfiguration(name string) bool {
 	return slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(name))
 }
@@ -87,19 +88,20 @@ type configuration struct {
 	Delegates      []json.RawMessage `json:"delegates"`
 }
 
-// IsMultus returns whether a plugin is Multus: multus or multus-shim. It attaches pods to the networks that
-// they name, by itself.
+// IsMultus reports whether a plugin is Multus: multus or multus-shim. It attaches pods to the
+// networks that they name, by itself.
 func IsMultus(plugin string) bool { return strings.HasPrefix(plugin, "multus") }
 
-// CalledByMultus returns whether the runtime takes a configuration of Multus in its folder dir that leads to
-// Berth, whose file is own.
+// CalledByMultus reports whether the runtime takes a configuration of Multus in its folder dir that
+// leads to Berth, whose file is own.
 func CalledByMultus(dir, own string) (bool, error) {
 	files, err := read(dir)
 	return Look(files, own, nil).CalledByMultus, err
 }
 
-// LeadsTo returns whether a network configuration calls Berth's plugin, by itself or as Multus'
-// network of all pods, which is a file, a network's name, or a configuration in the configuration.
+// LeadsTo reports whether a network configuration calls Berth's plugin, by itself or as Multus'
+// network of all pods. Multus names this network by a file, by its name, or has its configuration
+// inside.
 func LeadsTo(content []byte, own string) bool {
 	return slices.ContainsFunc(plugins(content), func(c configuration) bool {
 		switch {
@@ -116,8 +118,8 @@ func LeadsTo(content []byte, own string) bool {
 	})
 }
 
-// drawsFrom returns whether a network takes its addresses from Berth: its plugins, or the ones of the file
-// that Multus in it names.
+// drawsFrom reports whether plugins of a network, or of the file that Multus in it names, get their
+// addresses from Berth.
 func drawsFrom(content []byte, files []File) bool {
 	return slices.ContainsFunc(plugins(content), func(c configuration) bool {
 		return c.IPAM.Type == api.IPAMType || IsMultus(c.Type) && slices.ContainsFunc(files, func(f File) bool {
@@ -135,7 +137,7 @@ func plugins(content []byte) []configuration {
 	return append(c.Plugins, c)
 }
 
-// plugin returns the type of the first plugin of a configuration; empty: it has none.
+// plugin returns the type of the first plugin of a configuration, or empty.
 func plugin(content []byte) string {
 	if all := plugins(content); len(all) > 0 {
 		return all[0].Type

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deadman has the kernel of a node fall silent for addresses when nobody has said for a time that the node's agent lives. It is
-// for addresses for which the node answers by proxy entries (package wire): a pod with its own MAC answers itself.
+// Package deadman makes the kernel of a node fall silent for addresses when the node's agent has
+// given no sign of life for a time. It is for addresses for which the node answers by proxy entries
+// (package wire): a pod with its own MAC answers itself.
 //
 //	table arp berth-silence
 //	  set watched4    link . address: where the node answers, and falls silent without its agent
@@ -14,11 +15,12 @@
 //	  chain prerouting (raw):
 //	    a neighbour solicitation, link . target in watched6 and not in alive6  drop
 //
-// An address is put into both sets, and taken out of them, in one transaction, and so is its time renewed: deleted and added again, since kernels
-// before 6.12 do not change the time of an element. There are no tables while no address is watched.
+// One transaction adds an address to both sets, or deletes it from both. A renewal deletes the
+// element and adds it again, because kernels before 6.12 do not change the timeout of an element.
+// There are no tables while no address is watched.
 //
-// An element of alive that expired is not renewed: another node may answer by now. The address stays silent until its proxy entry
-// is gone, and whoever makes the next entry has to ask first.
+// An element of alive that expired is not renewed: another node may answer by now. The address
+// stays silent until its proxy entry is gone, and the node has to ask before it makes a new entry.
 package deadman
 
 import (
@@ -36,13 +38,15 @@ import (
 )
 
 const (
-	// MinSilence is the least time after which a node may fall silent: an agent takes some seconds to start again.
+	// MinSilence is the least time after which a node may fall silent: an agent takes some seconds to
+	// start again.
 	MinSilence = 30 * time.Second
 	// parked is how long an agent that ends in order may be away, as for an upgrade.
 	parked = 10 * time.Minute
 )
 
-// Switch is the dead man's switch of a node. Its methods are safe in parallel and block for the kernel only.
+// Switch is the dead man's switch of a node. Its methods are safe in parallel and block for the
+// kernel only.
 type Switch struct {
 	after, parked time.Duration
 
@@ -53,38 +57,40 @@ type Switch struct {
 	last error
 }
 
-// New returns a switch by which the node falls silent when Keep was not called for a time; after 0 it never does, and Keep ends what an
-// earlier agent began.
+// New returns a switch by which the node falls silent when Keep was not called for the time after.
+// If after is 0 it never does, and Keep removes the tables of an earlier agent.
 func New(after time.Duration) *Switch { return newSwitch(after, parked) }
 
 func newSwitch(after, parked time.Duration) *Switch {
 	return &Switch{after: after, parked: max(after, parked), used: true}
 }
 
-// Interval returns how often Keep has to be called, 0 where the node never falls silent.
+// Interval returns how often Keep has to be called, 0 if the node never falls silent.
 func (s *Switch) Interval() time.Duration { return s.after / 3 }
 
-// Err returns why the last Keep or Park failed, nil where it did not.
+// Err returns the error of the last Keep or Park.
 func (s *Switch) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// Keep says that the agent lives: the node goes on to answer for the addresses that are watched. Others are watched no more. expired
-// are the addresses for which the node is silent, because it was not called for too long, and has proxy entries yet: Keep leaves
-// them as they are until the entries are gone.
+// Keep says that the agent lives: the node continues to answer for the watched addresses, and no
+// other address is watched any more. expired are addresses for which the node is silent, because
+// Keep was not called for too long, but still has proxy entries: Keep does not change them until
+// the entries are gone.
 func (s *Switch) Keep(watched map[netip.Addr]bool) (expired []netip.Addr, err error) {
 	return s.keep(s.after, watched)
 }
 
-// Park is Keep before the agent ends in order: the next one has ten minutes.
+// Park is Keep before the agent ends in order: the next agent has ten minutes to start.
 func (s *Switch) Park(watched map[netip.Addr]bool) error {
 	_, err := s.keep(s.parked, watched)
 	return err
 }
 
-// attempts is how often a change is tried: an element may expire, and a link be renamed, while it is made.
+// attempts is how often a change is tried: meanwhile an element may expire, or a link may be
+// renamed.
 const attempts = 3
 
 func (s *Switch) keep(left time.Duration, watched map[netip.Addr]bool) (expired []netip.Addr, err error) {
@@ -133,12 +139,12 @@ func (s *Switch) try(left time.Duration, watched map[netip.Addr]bool) (expired [
 	return expired, nil
 }
 
-// guard is the part of one family.
+// guard is the part of the switch for one family.
 type guard struct {
 	family nftables.TableFamily
 	ip     *nftables.IP
 	base   nftables.Base
-	// asks matches a question who has an address, which is in target.
+	// asks matches a question for an address; target is the address asked for.
 	asks   nftables.Statement
 	target nftables.Field
 }
@@ -155,7 +161,7 @@ var guards = []guard{
 func (g *guard) watched() string { return "watched" + g.ip.Suffix }
 func (g *guard) alive() string   { return "alive" + g.ip.Suffix }
 
-// table has the addresses that are watched, and the ones that are alive, with the time that they have.
+// table has the watched and the alive addresses; alive elements expire after left.
 func (g *guard) table(watched, alive sets.Set[string], left time.Duration) *nftables.Table {
 	key := []nftables.Type{nftables.IfName, g.ip.Addr}
 	return &nftables.Table{
@@ -181,17 +187,18 @@ func elements(keys sets.Set[string], left time.Duration) func(yield func(nftable
 
 // standing is the kernel's state.
 type standing struct {
-	// exists: there is a table. whole: it is as it must be, but for elements.
+	// exists: there is a table. whole: it is right, apart from its elements.
 	exists, whole bool
-	// answered are the keys of the addresses for which the node answers, and whether each is to be watched.
+	// answered has the keys of the addresses for which the node answers, each with whether to watch
+	// it.
 	answered map[string]bool
 	addrs    map[string]netip.Addr
 	watched  sets.Set[string]
-	// alive has the time that is left.
+	// alive has the remaining time of each element.
 	alive map[string]time.Duration
 }
 
-// read reads the kernel's state; tables where it is asked to.
+// read reads the kernel's state, with the tables if tables is set.
 func (g *guard) read(watched map[netip.Addr]bool, tables bool) (*standing, error) {
 	now := &standing{answered: map[string]bool{}, addrs: map[string]netip.Addr{}, alive: map[string]time.Duration{}}
 	family := unix.AF_INET
@@ -235,11 +242,11 @@ func (g *guard) read(watched map[netip.Addr]bool, tables bool) (*standing, error
 // change is the state that follows.
 type change struct {
 	expired []netip.Addr
-	// watched and alive have all elements; renewed are the ones of alive that get their whole time.
+	// watched and alive have all elements; renewed are the elements of alive that get their full time.
 	watched, alive, renewed sets.Set[string]
 }
 
-// change returns the state that follows where an address gets a time.
+// change returns the next state, in which an address gets the time left.
 func (now *standing) change(left time.Duration) change {
 	c := change{watched: sets.New[string](), alive: sets.New[string](), renewed: sets.New[string]()}
 	for key, wanted := range now.answered {

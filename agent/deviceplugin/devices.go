@@ -15,12 +15,12 @@ type Device struct {
 	ID string
 	// Healthy says that the kubelet may count on it.
 	Healthy bool
-	// NUMANode is negative where it is not known.
+	// NUMANode is negative if it is not known.
 	NUMANode int
 }
 
-// Devices returns the devices of functions. requested has how many functions the pod of each owner requests: the
-// kubelet knows of no more.
+// Devices returns the devices of functions. requested has how many functions the pod of each owner
+// requests: the kubelet counts only these.
 func Devices(functions []sriov.Function, requested map[string]int64) []Device {
 	var all []Device
 	held := map[string]int64{}

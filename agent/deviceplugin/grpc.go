@@ -16,11 +16,12 @@ import (
 	"strconv"
 )
 
-// What gRPC needs here: a call is an HTTP/2 POST, a message has five bytes before it, and the status comes in a trailer.
+// The part of gRPC that is used here: a call is an HTTP/2 POST, a message has five bytes before it,
+// and the status comes in a trailer.
 
 const (
 	contentType = "application/grpc"
-	// maxMessage is much more than the kubelet has to say.
+	// maxMessage is much larger than the kubelet's messages.
 	maxMessage = 1 << 20
 
 	statusInternal      = 13
@@ -64,7 +65,7 @@ func readMessage(r io.Reader) ([]byte, error) {
 	return message, nil
 }
 
-// unary serves calls with one answer.
+// unary serves calls with a single response.
 func unary(answer func(request []byte) ([]byte, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		request, err := readMessage(r.Body)
@@ -83,14 +84,14 @@ func unary(answer func(request []byte) ([]byte, error)) http.HandlerFunc {
 	}
 }
 
-// refuse answers a call to which nothing was said.
+// refuse ends a call without a message.
 func refuse(w http.ResponseWriter, status int, why string) {
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Grpc-Status", strconv.Itoa(status))
 	w.Header().Set("Grpc-Message", url.PathEscape(why))
 }
 
-// call sends a message to a method on a socket, and returns an error where the other side refuses it.
+// call sends a message to a method on a socket, and returns an error if the other side refuses it.
 func call(ctx context.Context, socket, method string, message []byte) error {
 	transport := &http.Transport{Protocols: overHTTP2(), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)

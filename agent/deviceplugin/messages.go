@@ -8,7 +8,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The messages of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto that the plugin writes and reads.
+// The messages of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto that the plugin writes and
+// reads.
 
 // encodeDevices returns a ListAndWatchResponse.
 func encodeDevices(devices []Device) []byte {
@@ -33,7 +34,8 @@ func encodeRegistration(endpoint, resource string) []byte {
 	return appendField(appendField(appendField(nil, 1, []byte(version)), 2, []byte(endpoint)), 3, []byte(resource))
 }
 
-// encodeAllocation returns the AllocateResponse to an AllocateRequest: nothing for each container, which gets its function by CNI.
+// encodeAllocation returns the AllocateResponse to an AllocateRequest: nothing for each container,
+// which gets its function by CNI.
 func encodeAllocation(request []byte) ([]byte, error) {
 	var all []byte
 	for len(request) > 0 {

@@ -21,10 +21,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Folder is where every kubelet has its socket for device plugins, and looks for theirs.
+// Folder is where every kubelet has its socket for device plugins, and looks for sockets of
+// plugins.
 const Folder = "/var/lib/kubelet/device-plugins"
 
-// Socket is the plugin's there, which a killed agent may leave.
+// Socket is the plugin's socket there, which a killed agent may leave.
 const Socket = Folder + "/" + ownSocket
 
 const (
@@ -32,9 +33,11 @@ const (
 	kubeletSocket = "kubelet.sock"
 	// ownSocket must not change: an earlier agent may have left it.
 	ownSocket = "berth-vf.sock"
-	// survey is how often the devices are listed, and a kubelet is looked for where none was told of.
+	// survey is how often the devices are listed, and a kubelet is looked for without a notice of its
+	// socket.
 	survey = 10 * time.Second
-	// retry is the wait after a failed registration: of a kubelet that starts the socket is there before it answers.
+	// retry is the wait after a failed registration: the socket of a starting kubelet exists before it
+	// responds.
 	retry = time.Second
 	// patience limits a registration, in which the kubelet tries for ten seconds to reach the plugin.
 	patience = 15 * time.Second
@@ -51,14 +54,14 @@ type Plugin struct {
 	said string
 }
 
-// New returns a plugin with its socket in folder. list returns the devices, and an error where no container could have one: the
-// kubelet then counts none. It may be called in parallel.
+// New returns a plugin with its socket in folder. list returns the devices, or an error if no
+// container could have one: then the kubelet counts none. It may be called in parallel.
 func New(folder string, list func() ([]Device, error)) *Plugin {
 	return &Plugin{folder: folder, list: list, survey: survey, retry: retry}
 }
 
-// Run registers with the kubelet while there are devices, and with each new one, until ctx ends. It returns at once where there
-// is no folder.
+// Run registers with the kubelet while there are devices, and with each new one, until ctx ends. It
+// returns at once where there is no folder.
 func (p *Plugin) Run(ctx context.Context) error {
 	if _, err := os.Stat(p.folder); errors.Is(err, fs.ErrNotExist) {
 		if devices, err := p.list(); err == nil && len(devices) > 0 {
@@ -86,7 +89,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch returns a channel that tells of new sockets of the kubelet. Without one, Run looks from time to time.
+// watch returns a channel for notices of new sockets of the kubelet. Without a channel Run looks
+// from time to time.
 func (p *Plugin) watch(ctx context.Context) (kubelets <-chan struct{}, stop func()) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -116,7 +120,7 @@ func (p *Plugin) watch(ctx context.Context) (kubelets <-chan struct{}, stop func
 	return made, func() { _ = watcher.Close() }
 }
 
-// count returns the number of devices, 0 without a kubelet to tell them.
+// count returns the number of devices, 0 without a kubelet.
 func (p *Plugin) count() (int, error) {
 	if _, err := os.Stat(filepath.Join(p.folder, kubeletSocket)); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -128,8 +132,8 @@ func (p *Plugin) count() (int, error) {
 	return len(devices), nil
 }
 
-// serve registers n devices, and answers until the kubelet is gone, another one has come, or ctx ends. It returns how long to wait
-// for another one.
+// serve registers n devices, and serves until the kubelet is gone or replaced, or ctx ends. It
+// returns how long to wait for another kubelet.
 func (p *Plugin) serve(ctx context.Context, kubelets <-chan struct{}, n int) (wait time.Duration, err error) {
 	listener, err := listen(ctx, filepath.Join(p.folder, ownSocket))
 	if err != nil {
@@ -175,7 +179,7 @@ func (p *Plugin) serve(ctx context.Context, kubelets <-chan struct{}, n int) (wa
 	return p.survey, nil
 }
 
-// listen makes a socket for root, in place of one that a killed agent left.
+// listen makes a socket for root, in place of the socket of a killed agent.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove the socket of an earlier agent: %w", err)
@@ -226,7 +230,7 @@ func (p *Plugin) listAndWatch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// tell logs a problem when it begins or is another one.
+// tell logs a problem when it begins or changes.
 func (p *Plugin) tell(ctx context.Context, problem error) {
 	said := ""
 	if problem != nil {

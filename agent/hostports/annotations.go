@@ -12,13 +12,13 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// HasRandom returns whether the node chose a host port of the record.
+// HasRandom reports whether the node chose a host port of the record.
 func HasRandom(record *state.Container) bool {
 	return slices.ContainsFunc(record.HostPorts, func(port state.HostPort) bool { return port.Random })
 }
 
-// Status returns the annotations that tell the host ports of a pod that left the choice to the
-// node, in Galaxy's way, too, if the pod asked so.
+// Status returns the annotations with the host ports of a pod that left the choice to the node,
+// also in Galaxy's format if the pod asked for it.
 func Status(record *state.Container) (ports, galaxyPorts string, err error) {
 	if !HasRandom(record) {
 		return "", "", nil

@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 )
 
-// choose gives the record's ports without a number one: that which an older container
-// of the pod has, or a free one.
+// choose gives each port of the record without a number the number of an older container of the
+// pod, or a free number.
 func (p *Ports) choose(record *state.Container, others []*state.Container) error {
 	for i := range record.HostPorts {
 		port := &record.HostPorts[i]
@@ -40,8 +40,8 @@ func (p *Ports) choose(record *state.Container, others []*state.Container) error
 	return nil
 }
 
-// isTaken returns true where another port of the record, or one of another pod, keeps the port from
-// having the number. Pure.
+// isTaken reports whether another port of the record, or a port of another pod, conflicts with the
+// number for the port. Pure.
 func isTaken(record *state.Container, others []*state.Container, port state.HostPort, number uint16) bool {
 	candidate := port.HostPort
 	candidate.HostPort = number
@@ -54,7 +54,7 @@ func isTaken(record *state.Container, others []*state.Container, port state.Host
 }
 
 // hadBefore returns the number that the node chose for the port of an older container of the pod, 0
-// where there is none that is not taken. Pure.
+// if there is none or it is taken. Pure.
 func hadBefore(record *state.Container, others []*state.Container, port state.HostPort, taken func(number uint16) bool) (number uint16) {
 	for _, other := range others {
 		for _, had := range other.HostPorts {

@@ -14,22 +14,22 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 )
 
-// Capability is the capability of CNI by which plugins get host ports.
+// Capability is the CNI capability by which plugins get host ports.
 const Capability = "portMappings"
 
 // Holder is another pod that has a host port.
 type Holder struct {
 	Port state.HostPort
-	// Pod is empty where the pods of the node are not known yet.
+	// Pod is empty while the pods of the node are not known.
 	Pod api.Pod
-	// Record is nil where it was lost.
+	// Record is nil if it was lost.
 	Record *state.Container
 }
 
-// Claim writes the first record of an ADD, and with it its host ports. It writes nothing and returns
-// a holder where another pod has one of the ports. older lists the ADDs under way of older
-// containers of the pod that have one, for the caller to end: such an ADD opens and closes its ports as
-// if it had come before.
+// Claim writes the first record of an ADD, with its host ports. If another pod has any of the
+// ports, it writes nothing and returns the holder. older lists unfinished ADDs of older containers
+// of the pod that have any of the ports, for the caller to end: such an ADD would open and close
+// its ports after this ADD.
 func (p *Ports) Claim(ctx context.Context, record *state.Container) (holder *Holder, older []state.Key, err error) {
 	if len(record.HostPorts) == 0 {
 		return nil, nil, p.Store.Put(record)
@@ -55,8 +55,8 @@ func (p *Ports) Claim(ctx context.Context, record *state.Container) (holder *Hol
 	return nil, older, p.Store.Put(record)
 }
 
-// others lists the containers with host ports beside the record's: the containers of records, and
-// one for each port whose record was lost. The caller holds the lock.
+// others lists the containers with host ports except the record's: the containers of records, and a
+// container for each port whose record was lost. The caller holds the lock.
 func (p *Ports) others(record *state.Container) ([]*state.Container, error) {
 	others := slices.DeleteFunc(p.Store.List(), func(r *state.Container) bool { return r.Key() == record.Key() || len(r.HostPorts) == 0 })
 	lost, err := p.readUnrecorded()
@@ -70,8 +70,8 @@ func (p *Ports) others(record *state.Container) ([]*state.Container, error) {
 	return others, nil
 }
 
-// holders returns another pod that has one of the record's ports, or else the ADDs under way of
-// older containers of its pod that have one. Pure.
+// holders returns another pod that has any of the record's ports, or else the unfinished ADDs of
+// older containers of its pod that have any of them. Pure.
 func holders(record *state.Container, others []*state.Container) (holder *Holder, older []state.Key) {
 	for _, other := range others {
 		if !claims(other) {
@@ -93,23 +93,23 @@ func holders(record *state.Container, others []*state.Container) (holder *Holder
 	return nil, older
 }
 
-// claims returns true for a record whose host ports no other pod can have.
+// claims reports whether the record keeps other pods from its host ports.
 func claims(record *state.Container) bool {
 	return record.Phase == state.Added || record.Phase == state.Adding
 }
 
-// conflict returns true where the node cannot have a port beside one of others.
+// conflict reports whether port clashes with any of others.
 func conflict(port state.HostPort, others []state.HostPort) bool {
 	return slices.ContainsFunc(others, func(other state.HostPort) bool { return hostport.Conflict(port.HostPort, other.HostPort) })
 }
 
-// beside lists the ports of ours that the node can have beside theirs.
+// beside lists the ports of ours that do not clash with theirs.
 func beside(ours, theirs []state.HostPort) []state.HostPort {
 	return slices.DeleteFunc(slices.Clone(ours), func(our state.HostPort) bool { return conflict(our, theirs) })
 }
 
-// tellPlugins puts the ports that the node chose into the capabilities of a network whose
-// plugin opens host ports itself.
+// tellPlugins puts the ports chosen by the node into the capabilities of a network whose plugin
+// opens host ports itself.
 func tellPlugins(record *state.Container) error {
 	if !HasRandom(record) {
 		return nil

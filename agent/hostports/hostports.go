@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostports gives the pods of a node its ports: it refuses a port that another pod has,
-// chooses ports for pods that leave the node the choice, and makes the node forward the ports that
-// the records have. Package cni/hostport writes the rules.
+// Package hostports gives host ports to the pods of a node: it refuses a port of another pod,
+// chooses ports for pods that leave the choice to the node, and makes the node forward the ports in
+// the records. Package cni/hostport writes the rules.
 //
-// A record has its ports from the first write of its ADD ([Ports.Claim]); from then on other pods are
-// refused. They are open from [Ports.Open] on, as long as the record is added. Older containers of
-// the same pod keep a port until the ADD is complete ([Ports.Complete]): an ADD that fails has taken
-// nothing.
+// A record has its ports from the first write of its ADD ([Ports.Claim]); from then on other pods
+// are refused. The ports are open from [Ports.Open] on, as long as the record is added. Older
+// containers of the same pod keep a port until the ADD is complete ([Ports.Complete]): an ADD that
+// fails takes nothing from them.
 package hostports
 
 import (
@@ -33,17 +33,17 @@ import (
 // Forwarder makes the node forward ports to pods. Methods are safe in parallel and block for
 // the kernel only.
 type Forwarder interface {
-	// Apply makes the node forward the ports of mappings and no others, in one
-	// transaction, and returns true where something else was there.
+	// Apply makes the node forward exactly the ports of mappings, in one transaction, and reports
+	// whether this changed anything.
 	Apply(mappings []hostport.Mapping) (changed bool, err error)
-	// EndConnections ends the connections that lead elsewhere since the last changes, and does so again
-	// after a failure. It may take long.
+	// EndConnections ends connections that lead elsewhere since the last changes; after a failure the
+	// next call repeats this. It may take long.
 	EndConnections() error
 	// Check returns an error that names a mapping that the node does not forward.
 	Check(mappings []hostport.Mapping) error
 	// Forwarded lists the ports that the node forwards.
 	Forwarded() ([]hostport.Mapping, error)
-	// Unused returns true where no program of the node has the port or gets it unasked.
+	// Unused reports whether no program of the node has the port, and none could get it automatically.
 	Unused(protocol string, port uint16) (bool, error)
 }
 
@@ -51,8 +51,8 @@ type Forwarder interface {
 type pods interface {
 	// Running lists the pods that have addresses of their own, without blocking.
 	Running() []podinfo.Running
-	// WaitForSync returns true when every pod of the node is known, and false where the context
-	// ends before.
+	// WaitForSync returns true when every pod of the node is known, and false if the context ends
+	// before.
 	WaitForSync(ctx context.Context) bool
 }
 
@@ -61,7 +61,7 @@ type Options struct {
 	Store     *state.Store
 	Pods      pods
 	Forwarder Forwarder
-	// Range has the ports that the node chooses from where a pod leaves it the choice.
+	// Range has the ports from which the node chooses for pods that leave it the choice.
 	Range hostport.Range
 }
 
@@ -70,22 +70,22 @@ type Ports struct {
 	Options
 
 	locks keylock.Locks
-	// wake has the kernel compared with the records.
+	// wake makes Run compare the kernel with the records.
 	wake wakeup.Signal
-	// stale has the connections looked at that changes concern.
+	// stale makes Run end connections that changes concern.
 	stale wakeup.Signal
-	// unrecorded are the ports of pods whose records were lost. read and podsKnown say that the
-	// kernel and the API were asked for them. These three change under the lock; mu is for readers
-	// of unrecorded without it.
+	// unrecorded are the ports of pods whose records were lost. read and podsKnown say that the kernel
+	// and the API were asked for them. These three fields change under the lock; mu is for readers of
+	// unrecorded without the lock.
 	unrecorded      []Unrecorded
 	read, podsKnown bool
 
 	mu sync.Mutex
-	// opening has the mappings of ADDs that have opened their ports and are not complete.
+	// opening has the mappings of ADDs that have opened their ports but are not complete.
 	opening map[state.Key][]hostport.Mapping
 }
 
-// New returns the host ports of a node; Run keeps the kernel as the records are.
+// New returns the host ports of a node; Run keeps the kernel equal to the records.
 func New(o Options) *Ports {
 	return &Ports{Options: o, wake: wakeup.New(), stale: wakeup.New(), opening: map[state.Key][]hostport.Mapping{}}
 }
@@ -93,9 +93,9 @@ func New(o Options) *Ports {
 // patience limits the wait for another call that changes the kernel and records.
 const patience = 10 * time.Second
 
-// lock locks the host ports of all records. Its caller may write records and change the
-// kernel, and runs no plugin and asks no API meanwhile. lock returns the cause where the context has
-// ended: a withdrawal may end it while an ADD waits for the lock.
+// lock locks the host ports of all records. The caller may write records and change the kernel, but
+// runs no plugin and asks no API under the lock. lock returns the context's cause if the context
+// has ended: a withdrawal may end the context while an ADD waits for the lock.
 func (p *Ports) lock(ctx context.Context) (func(), error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -112,8 +112,8 @@ func (p *Ports) lock(ctx context.Context) (func(), error) {
 	return unlock, nil
 }
 
-// Open opens the host ports of an ADD whose plugins have ended. It opens none, and returns the
-// cause, where the context has ended, as it does when a port or the pod is withdrawn.
+// Open opens the host ports of an ADD whose plugins have ended. If the context has ended, because a
+// port or the pod is withdrawn, it opens no port and returns the cause.
 func (p *Ports) Open(ctx context.Context, record *state.Container) error {
 	mappings, err := mappingsOf(record)
 	if err != nil || len(mappings) == 0 {
@@ -135,7 +135,7 @@ func (p *Ports) Open(ctx context.Context, record *state.Container) error {
 
 // Complete writes the record of an ADD that is complete and, with it, takes its host ports from the
 // older containers of the pod: their DEL, which may come later, finds nothing to close. It writes
-// nothing where the context has ended.
+// nothing if the context has ended.
 func (p *Ports) Complete(ctx context.Context, record *state.Container) error {
 	if len(record.HostPorts) == 0 {
 		if ctx.Err() != nil {
@@ -170,7 +170,7 @@ func (p *Ports) Complete(ctx context.Context, record *state.Container) error {
 	return nil
 }
 
-// opened says that the record tells the open ports of key.
+// opened notes that the record of key now has its open ports.
 func (p *Ports) opened(key state.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,8 +189,8 @@ func (p *Ports) Close(ctx context.Context, record *state.Container) error {
 	return nil
 }
 
-// Reopen writes a record that is added again, with the host ports that no other pod has
-// meanwhile, and opens them.
+// Reopen writes a record that is added again, with those of its host ports that no other pod has
+// got meanwhile, and opens them.
 func (p *Ports) Reopen(ctx context.Context, record *state.Container) error {
 	if len(record.HostPorts) == 0 {
 		return p.Store.Put(record)
@@ -216,7 +216,7 @@ func (p *Ports) Reopen(ctx context.Context, record *state.Container) error {
 	return nil
 }
 
-// Check returns an error where the node does not forward the record's ports.
+// Check returns an error if the node does not forward the record's ports.
 func (p *Ports) Check(record *state.Container) error {
 	mappings, err := mappingsOf(record)
 	if err != nil || len(mappings) == 0 {
@@ -225,8 +225,8 @@ func (p *Ports) Check(record *state.Container) error {
 	return p.Forwarder.Check(mappings)
 }
 
-// Apply makes the kernel forward the ports of the records, and returns true where something else
-// was there.
+// Apply makes the kernel forward the ports of the records, and reports whether this changed
+// anything.
 func (p *Ports) Apply(ctx context.Context) (changed bool, err error) {
 	unlock, err := p.lock(ctx)
 	if err != nil {
@@ -279,7 +279,7 @@ func (p *Ports) recordedMappings(ctx context.Context) []hostport.Mapping {
 	return all
 }
 
-// without lists the mappings whose ports the node can have beside the ports of others.
+// without lists the mappings whose ports do not clash with others.
 func without(mappings, others []hostport.Mapping) []hostport.Mapping {
 	return slices.DeleteFunc(mappings, func(m hostport.Mapping) bool {
 		return slices.ContainsFunc(others, func(o hostport.Mapping) bool { return hostport.Conflict(m.HostPort, o.HostPort) })
@@ -287,7 +287,7 @@ func without(mappings, others []hostport.Mapping) []hostport.Mapping {
 }
 
 // mappingsOf returns the mappings that the node must forward for a record with the results of its
-// plugins: none where a plugin forwards.
+// plugins: none if a plugin forwards the ports.
 func mappingsOf(record *state.Container) ([]hostport.Mapping, error) {
 	if len(record.HostPorts) == 0 {
 		return nil, nil
@@ -314,11 +314,11 @@ func networkOf(record *state.Container, first *state.Attachment) (network *chain
 	return network, nettype.Of(first.Driver).Chain(network).Declares(Capability), nil
 }
 
-// CheckSoon has Run compare kernel and records; it returns at once.
+// CheckSoon makes Run compare kernel and records; it returns at once.
 func (p *Ports) CheckSoon() { p.wake.Send() }
 
-// Run compares kernel and records whenever CheckSoon was called, and gives the ports without a
-// record their pods as soon as these are known. It returns when the context ends.
+// Run compares kernel and records after each CheckSoon, and finds the pods of ports without a
+// record as soon as the pods are known. It returns when the context ends.
 func (p *Ports) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { p.keepUnrecorded(ctx) })
@@ -348,14 +348,15 @@ func (p *Ports) reconcile(ctx context.Context) {
 	}
 }
 
-// The wait after connections were ended, and how many times as long as that took it is at least: the node may
-// track a million.
+// The least wait after connections were ended, also as a multiple of the time that this took: the
+// node may track a million connections.
 const (
 	endPause = time.Second
 	endShare = 20
 )
 
-// endConnections ends connections after changes, one reading of the kernel for all that came meanwhile.
+// endConnections ends connections after changes. It reads the kernel once for all changes that came
+// meanwhile.
 func (p *Ports) endConnections(ctx context.Context) {
 	for {
 		select {
@@ -385,10 +386,10 @@ const retry = 5 * time.Second
 // ErrForbidden is the error of an ADD that would open host ports that the pod's namespace forbids.
 var ErrForbidden = errors.New("host ports are forbidden")
 
-// ErrTaken is the error of an ADD where another pod of the node has a host port.
+// ErrTaken is the error of an ADD if another pod of the node has a host port.
 var ErrTaken = errors.New("host port is taken")
 
-// numbers returns the ports without the way in which each was chosen.
+// numbers returns the ports without the information how each was chosen.
 func numbers(ports []state.HostPort) []api.HostPort {
 	all := make([]api.HostPort, 0, len(ports))
 	for _, port := range ports {

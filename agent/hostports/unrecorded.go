@@ -19,8 +19,8 @@ import (
 
 // Unrecorded is a host port of a running pod that has no record, because the state file was lost. A
 // port that the kernel forwards at the start of the agent stays until the pods of the node are
-// known, and then where it is a port of one of them. It closes when the pod ends, at its
-// container's DEL, and when its next container is complete.
+// known. After that it stays only if it is a port of such a pod. It closes when the pod ends, at
+// its container's DEL, and when its next container is complete.
 type Unrecorded struct {
 	hostport.Mapping
 	// Pod is empty until the pods of the node are known.
@@ -53,8 +53,8 @@ func (p *Ports) readUnrecorded() ([]Unrecorded, error) {
 	return all, nil
 }
 
-// FindPods gives the host ports without a record their pods, and closes ports that no pod has. It
-// does so once, when the pods of the node are known.
+// FindPods finds the pods of host ports without a record, and closes ports without a pod. It does
+// so once, when the pods of the node are known.
 func (p *Ports) FindPods(ctx context.Context) error {
 	unlock, err := p.lock(ctx)
 	if err != nil {
@@ -85,8 +85,8 @@ func (p *Ports) FindPods(ctx context.Context) error {
 	return err
 }
 
-// asksFor returns true where the pod has the port in its specification, or leaves the choice of
-// a port for the container's port to the node.
+// asksFor reports whether the pod has the port in its specification, or leaves the choice of a host
+// port for this container port to the node.
 func asksFor(pod podinfo.Running, port api.HostPort) bool {
 	return slices.ContainsFunc(pod.Given, func(given api.HostPort) bool {
 		return given.ContainerPort == port.ContainerPort && hostport.Conflict(given, port)
@@ -118,8 +118,8 @@ func (p *Ports) forget(ctx context.Context, match func(u Unrecorded) bool) error
 	return err
 }
 
-// drop returns true where match selects any of the ports without a record. The caller holds the
-// lock.
+// drop forgets the ports without a record that match selects, and reports whether there were any.
+// The caller holds the lock.
 func (p *Ports) drop(match func(u Unrecorded) bool) bool {
 	if !slices.ContainsFunc(p.unrecorded, match) {
 		return false

@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// Client asks an agent: it brings a query to a resource, and returns the answer. An error of the agent is its text.
+// Client sends a query to a resource of an agent and returns the response. An error of the agent
+// has the agent's text.
 type Client func(ctx context.Context, method, path string, query url.Values) ([]byte, error)
 
 var _ Inquirer = Client(nil)

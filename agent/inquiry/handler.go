@@ -34,7 +34,7 @@ func Handler(of Inquirer) http.Handler {
 	return mux
 }
 
-// question is the resource of one, which is read from the query.
+// question returns the resource of a kind of question, which read reads from the query.
 func question[Q, A any](read func(url.Values) (Q, error), answer func(context.Context, Q) (A, error)) resource {
 	return func(ctx context.Context, query url.Values) (any, error) {
 		q, err := read(query)
@@ -48,10 +48,10 @@ func question[Q, A any](read func(url.Values) (Q, error), answer func(context.Co
 // malformed is the error of a question that cannot be read.
 type malformed struct{ error }
 
-// timeout limits one answer.
+// timeout limits a request.
 const timeout = 30 * time.Second
 
-// resource answers a query.
+// resource returns the response to a query.
 type resource func(ctx context.Context, query url.Values) (any, error)
 
 // ServeHTTP implements http.Handler.

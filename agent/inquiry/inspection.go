@@ -16,7 +16,7 @@ type Inspection struct {
 	Time time.Time `json:"time"`
 	// Started is the time of the agent's start.
 	Started time.Time `json:"started"`
-	// NotReady says why the agent is not ready; empty where it is, or where the query names a pod.
+	// NotReady says why the agent is not ready; empty if it is ready, or if the query names a pod.
 	NotReady string     `json:"notReady,omitempty"`
 	API      Connection `json:"api"`
 	// Records counts the containers by the phase of their network.
@@ -30,25 +30,28 @@ type Inspection struct {
 	Orphans    []InspectedOrphan    `json:"orphans,omitempty"`
 	// OrphanPorts are host ports that lead to running pods without a record.
 	OrphanPorts []InspectedOrphanPort `json:"orphanPorts,omitempty"`
-	// Conflicts lists the conflicts heard since the agent started, one for each address, until
-	// nobody has the address any more.
+	// Conflicts lists the conflicts heard since the agent started, one for each address, until the
+	// other host has given up the address.
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
 	// Unanswered lists addresses of pods for which the node does not answer, because another host may.
 	Unanswered []UnansweredAddress `json:"unanswered,omitempty"`
-	// Segments are the networks of pools on which the agent hears others; none where the query names a pod, or has no check=true.
+	// Segments are the networks of pools on which the agent hears others; none if the query names a
+	// pod, or does not have check=true.
 	Segments []Segment `json:"segments,omitempty"`
 	Problems []string  `json:"problems,omitempty"`
-	// Policies reports the enforcement of network policies; nil where the query names a pod.
+	// Policies reports the enforcement of network policies; nil if the query names a pod.
 	Policies *InspectedPolicies `json:"policies,omitempty"`
 }
 
 // InspectedPolicies reports how a node enforces network policies.
 type InspectedPolicies struct {
-	// Enforced says for which pods of the node: FloatingIP, All or None. All else is empty with None.
+	// Enforced names the pods of the node for which policies are enforced: FloatingIP, All or None.
+	// With None all other fields are empty.
 	Enforced string `json:"enforced"`
-	// Backend brings them into the kernel: nftables, iptables-nft or iptables-legacy.
+	// Backend brings policies into the kernel: nftables, iptables-nft or iptables-legacy.
 	Backend string `json:"backend,omitempty"`
-	// Governed counts the pods that policies govern, and Ungoverned the others with a network of their own.
+	// Governed counts the pods that policies govern; Ungoverned counts other pods with a network of
+	// their own.
 	Governed   int `json:"governed"`
 	Ungoverned int `json:"ungoverned"`
 	// Known is false until the agent has read the policies and the objects that they select.
@@ -72,30 +75,31 @@ type InspectedPolicies struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-// PolicyPreview says what would change on a node if its agent enforced network policies for all pods.
+// PolicyPreview says what would change on a node if its agent enforced network policies for all
+// pods.
 type PolicyPreview struct {
 	// Enforced says for which pods the agent enforces policies now.
 	Enforced string `json:"enforced"`
 	// Ungoverned counts the running pods that the agent does not govern now.
 	Ungoverned int `json:"ungoverned"`
-	// Pods are the pods of these that policies would govern.
+	// Pods are the ungoverned pods that policies would govern.
 	Pods []PreviewedPod `json:"pods"`
 	// Denied are the open connections that would be denied.
 	Denied []DeniedConnections `json:"denied"`
-	// Unknown says what could not be read, so that connections may be missing.
+	// Unknown names objects that could not be read, so that connections may be missing.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
 // PreviewedPod is a pod that policies would govern.
 type PreviewedPod struct {
 	Pod api.Pod `json:"pod"`
-	// Ingress and Egress name the policies that would have a say in each direction, in the order in which they are
-	// asked.
+	// Ingress and Egress name the policies that would apply in each direction, in their order.
 	Ingress []string `json:"ingress,omitempty"`
 	Egress  []string `json:"egress,omitempty"`
 }
 
-// DeniedConnections are the open connections of a pod with one peer and one port, which would be denied.
+// DeniedConnections are the open connections of a pod with one peer and one port, which would be
+// denied.
 type DeniedConnections struct {
 	Pod api.Pod `json:"pod"`
 	// Direction is Ingress or Egress, from the pod's view.
@@ -105,7 +109,7 @@ type DeniedConnections struct {
 	From netip.Addr `json:"from"`
 	To   netip.Addr `json:"to"`
 	Port uint16     `json:"port"`
-	// Count is how many there are.
+	// Count is the number of connections.
 	Count int `json:"count"`
 	// Why names the rule that denies, and Policies the policies that leave the connection to it.
 	Why      string   `json:"why"`
@@ -153,8 +157,8 @@ type InspectedContainer struct {
 
 // InspectedShaping is the bandwidth of a container.
 type InspectedShaping struct {
-	// Profile is the NetworkProfile; empty where the pod has none, or annotations of Kubernetes
-	// only. Group is where pods of the node share its limits.
+	// Profile is the NetworkProfile; empty if the pod has none, or only annotations of Kubernetes.
+	// Group is set if pods of the node share its limits.
 	Profile string `json:"profile,omitempty"`
 	Group   string `json:"group,omitempty"`
 	// DSCP marks the pod's packets.
@@ -182,7 +186,7 @@ type InspectedLimit struct {
 type InspectedConflict struct {
 	Address netip.Addr `json:"address"`
 	Pod     api.Pod    `json:"pod"`
-	// Heard names the host, and Time is when.
+	// Heard names the host; Time is when it was heard.
 	Heard string    `json:"heard"`
 	Time  time.Time `json:"time"`
 }
@@ -190,35 +194,38 @@ type InspectedConflict struct {
 // Segment is a network of pools as the agent hears it by a link of the node.
 type Segment struct {
 	Link string `json:"link"`
-	// Seconds is for how long the agent has listened there.
+	// Seconds is how long the agent has listened there.
 	Seconds int64 `json:"seconds"`
-	// Error says why it says nothing there itself.
+	// Error says why the agent does not send there.
 	Error string `json:"error,omitempty"`
-	// Nodes are the others that were heard, in the order of their names: of an Inspection, in the last hour.
+	// Nodes are the other nodes that were heard, in the order of their names; in an Inspection, in the
+	// last hour.
 	Nodes []Neighbour `json:"nodes"`
 }
 
-// Neighbour is another node that was heard. In a Carried it has its name alone: there may be thousands, and each node is asked.
+// Neighbour is another node that was heard. In a Carried it has only its name: there may be
+// thousands of neighbours, and each node is asked.
 type Neighbour struct {
 	Name string `json:"name"`
 	UID  string `json:"uid,omitempty"`
-	// MAC is the one by which the node answers.
+	// MAC is the MAC by which the node answers.
 	MAC   string    `json:"mac,omitempty"`
 	Heard time.Time `json:"heard,omitzero"`
 }
 
-// HeardLately is how long ago a node was heard at most that is well: each says hello once a minute.
+// HeardLately is the longest time since a healthy node was heard: each node says hello once a
+// minute.
 const HeardLately = 3 * time.Minute
 
-// UnansweredAddress is an address of a pod, or of one that is about to start, for which the node does not answer.
+// UnansweredAddress is an address of a running or starting pod for which the node does not answer.
 type UnansweredAddress struct {
 	Address netip.Addr `json:"address"`
-	// Why is a sentence: what the node waits for, and what a person can do.
+	// Why is a sentence: why the node waits, and what a person can do.
 	Why string `json:"why"`
-	// LastNode carried the address last, and Denied: its agent said that it does not any more.
+	// LastNode carried the address last. Denied: its agent said that it no longer carries it.
 	LastNode string `json:"lastNode,omitempty"`
 	Denied   bool   `json:"denied,omitempty"`
-	// MACs are those of the hosts that answered for it last.
+	// MACs are the MACs of hosts that answered for the address last.
 	MACs []string `json:"macs,omitempty"`
 }
 
@@ -245,7 +252,7 @@ type InspectedOrphanPort struct {
 	Address netip.Addr `json:"address"`
 }
 
-// InspectedOrphan is a link of Berth's without a record.
+// InspectedOrphan is a link of Berth without a record.
 type InspectedOrphan struct {
 	Link      string       `json:"link"`
 	Addresses []netip.Addr `json:"addresses"`

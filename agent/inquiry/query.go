@@ -11,8 +11,8 @@ import (
 	"strconv"
 )
 
-// lists are the addresses of a question by the names that they have in its query, with the most of each: every host and address
-// costs packets.
+// lists returns the addresses of a question by their names in the query, with the limit of each:
+// every host and address costs packets.
 func (q *WitnessQuestion) lists() []addressList {
 	return []addressList{{"host", MostHosts, &q.Hosts}, {"control", MostHosts, &q.Controls}, {"gateway", MostHosts, &q.Gateways}, {"address", MostAddresses, &q.Addresses}}
 }
@@ -66,7 +66,7 @@ func readPolicyTrace(query url.Values) (PolicyTrace, error) {
 	return PolicyTrace{From: query.Get("from"), To: query.Get("to"), Port: uint16(port), Protocol: query.Get("protocol")}, err
 }
 
-// readAddresses returns the addresses that a query has by a name.
+// readAddresses returns the addresses under a name in a query.
 func readAddresses(query url.Values, name string) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, text := range query[name] {
@@ -88,7 +88,7 @@ func readAddress(query url.Values) (netip.Addr, error) {
 	return netip.Addr{}, cmp.Or(err, fmt.Errorf("%d addresses: name one", len(addrs)))
 }
 
-// flag reads whether a query has a name as true.
+// flag reads the boolean of a name in a query.
 func flag(name string) func(url.Values) (bool, error) {
 	return func(query url.Values) (bool, error) {
 		is, err := strconv.ParseBool(cmp.Or(query.Get(name), "false"))

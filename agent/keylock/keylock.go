@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Locks has one lock for each key. Unlike a mutex's, its wait ends with the
-// context, so a caller that gave up does not run later.
+// Locks has one lock for each key. Unlike with a mutex, waiting ends with the context, so a caller
+// that gave up does not run later.
 type Locks struct {
 	mu   sync.Mutex
 	held map[string]*lock

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lifesign looks for signs of life of another node at its InternalIPs: of its kernel, and of its agent. It owns
-// what counts as one. It decides nothing, and changes nothing there.
+// Package lifesign looks for signs of life of another node at its InternalIPs: of its kernel, and
+// of its agent. It owns the definition of a sign. It decides nothing, and changes nothing there.
 package lifesign
 
 import (
@@ -25,25 +25,26 @@ import (
 )
 
 const (
-	// kubeletPort is where a kubelet serves; a refusal is an answer, too.
+	// kubeletPort is where a kubelet serves; a refused connection is a sign, too.
 	kubeletPort = 10250
-	// tries, tryInterval apart, as packets get lost. The last one has patience.
+	// There are tries attempts, tryInterval apart, because packets get lost. The last attempt has
+	// patience.
 	tries       = 3
 	tryInterval = 300 * time.Millisecond
 	patience    = 1200 * time.Millisecond
 )
 
-// Signs are the ones that were found.
+// Signs are the signs of life that were found.
 type Signs struct {
-	// Kernel: it answered a ping, or at the kubelet's port, also by a refusal.
+	// Kernel: the node answered a ping, or accepted or refused a connection at the kubelet's port.
 	Kernel bool
-	// Agent: its agent answered a request by HTTPS. A process that was stopped, or hangs, does not; its kernel accepts the
-	// connection all the same.
+	// Agent: the agent responded to a request by HTTPS. A stopped or hanging process does not respond,
+	// although its kernel accepts the connection.
 	Agent bool
 }
 
-// Look looks for signs at all addresses of a node, whose agent serves at a port. It takes about a second, and less where all are
-// found.
+// Look looks for signs at all addresses of a node, whose agent serves at a port. It takes about a
+// second, and less where all are found.
 func Look(ctx context.Context, hosts []netip.Addr, agentPort int) Signs {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -58,7 +59,7 @@ func Look(ctx context.Context, hosts []netip.Addr, agentPort int) Signs {
 	return Signs{Kernel: kernel.Load() || agent.Load(), Agent: agent.Load()}
 }
 
-// again tries until there is a sign; tries that have no answer yet go on meanwhile.
+// again tries until there is a sign; a new try does not end the earlier tries.
 func again(ctx context.Context, found *atomic.Bool, try func() bool) {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -80,7 +81,7 @@ func again(ctx context.Context, found *atomic.Bool, try func() bool) {
 	}
 }
 
-// connects returns whether the host's kernel answers at the kubelet's port.
+// connects reports whether the host's kernel responds at the kubelet's port.
 func connects(ctx context.Context, host netip.Addr) bool {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", netip.AddrPortFrom(host, kubeletPort).String())
 	if err == nil {
@@ -89,8 +90,8 @@ func connects(ctx context.Context, host netip.Addr) bool {
 	return err == nil || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET)
 }
 
-// serves returns whether there is any answer by HTTPS. Whose it is does not matter: an answer keeps a node from being taken
-// for lost, and proves nothing else.
+// serves reports whether there is any response by HTTPS. The sender does not matter: a response
+// only keeps a node from being taken for lost, and proves nothing else.
 func serves(ctx context.Context, host netip.Addr, port int) bool {
 	client := http.Client{
 		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
@@ -108,10 +109,10 @@ func serves(ctx context.Context, host netip.Addr, port int) bool {
 	return true
 }
 
-// number tells echoes of this process's questions apart.
+// number distinguishes the echo requests of this process.
 var number atomic.Uint32
 
-// echoes returns whether the host answers a ping.
+// echoes reports whether the host answers a ping.
 func echoes(ctx context.Context, host netip.Addr) bool {
 	network, own, request, reply, protocol := "ip4:icmp", "0.0.0.0", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), unix.IPPROTO_ICMP
 	if host.Is6() {

@@ -2,7 +2,7 @@
 
 // Package linkwatch watches the links by which a node's pods are reached: the uplinks, the VLAN
 // links on top of them, the devices of package shaping, and Berth's routes and rules. It reports
-// their changes, and changes none.
+// changes, and makes none.
 package linkwatch
 
 import (
@@ -23,29 +23,30 @@ import (
 // quiet is the wait after the last change of a burst.
 const quiet = 300 * time.Millisecond
 
-// Reactions are called when an uplink, or a VLAN link on top of one, changes, or a device of
-// package shaping, or an address of the node, or a route or rule is deleted.
+// Reactions are called when an uplink, a VLAN link on top of an uplink, a device of package shaping
+// or an address of the node changes, or when a route or rule is deleted.
 type Reactions struct {
-	// Changed is called after a burst of changes: the kernel drops routes and proxy
-	// entries of a link that goes down or loses its carrier or last address, and does not restore
-	// them. So after a burst of deletions of routes and rules, as by systemd-networkd, after forwarding is switched off, and after the
-	// node takes or loses an address on any link.
+	// Changed is called after a burst of changes: the kernel drops routes and proxy entries of a link
+	// that goes down or loses its carrier or last address, and does not restore them. It is also
+	// called after a burst of deletions of routes and rules, as by systemd-networkd, after forwarding
+	// is switched off, and after the node gets or loses an address on any link.
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
-	// Carrier is called at once when any link loses its carrier, or has it again, and once for each link when the watch begins. It
-	// returns at once.
+	// Carrier is called at once when any link loses or regains its carrier, and once for each link
+	// when the watch begins. It returns at once.
 	Carrier func(link string, up bool)
-	// Moved is called when such a link has another MAC, which neighbours do not know, or is behind another port of the network.
+	// Moved is called when such a link gets another MAC, which neighbours do not know, or is behind
+	// another port of the network.
 	Moved func(context.Context)
-	// Unshaped is called when a device went away or down: the packets that were led
-	// to it are dropped. It returns at once.
+	// Unshaped is called when a device went away or down: packets that are led to it are dropped. It
+	// returns at once.
 	Unshaped func()
 }
 
-// Watch follows the links until ctx ends; uplinks returns the names of the uplinks. Where the
-// kernel drops events, because they come faster than they are read, it begins anew and acts as
-// if all had changed.
+// Watch follows the links until ctx ends; uplinks returns the names of the uplinks. If the kernel
+// drops events, because they come faster than they are read, it begins anew and acts as if
+// everything had changed.
 func Watch(ctx context.Context, uplinks func() ([]string, error), r Reactions) error {
 	for {
 		if err := watchLinks(ctx, uplinks, r); err != nil || ctx.Err() != nil {
@@ -71,7 +72,7 @@ const missedPause = time.Second
 // bursts of them.
 const receiveBuffer = 4 << 20
 
-// events are the kernel's. A channel that is closed has lost some.
+// events are the events of the kernel. A closed channel has lost events.
 type events struct {
 	changes chan netlink.LinkUpdate
 	addrs   chan netlink.AddrUpdate
@@ -161,7 +162,8 @@ func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bo
 	}
 	switch {
 	case u.Family == unix.AF_BRIDGE:
-		// Events of bridge ports tell less of the link, and the end of a port is not the end of the link.
+		// Events of bridge ports say less about the link, and the end of a port is not the end of the
+		// link.
 	case u.Header.Type == unix.RTM_DELLINK:
 		delete(l.byIndex, int(u.Index))
 	default:
@@ -190,8 +192,8 @@ func (l *links) note(ctx context.Context, u netlink.LinkUpdate, r Reactions) {
 	}
 }
 
-// changesNode returns whether an address that came or went is the node's own, to which its pods may have a route. Each link that is
-// set up gets a link-local IPv6 address, to which none has.
+// changesNode reports whether an address that came or went is the node's own, to which its pods may
+// have a route. Pods have no routes to link-local IPv6 addresses, which each new link gets.
 func (l *links) changesNode(u netlink.AddrUpdate) bool {
 	one, ok := l.byIndex[u.LinkIndex]
 	ip := u.LinkAddress.IP
@@ -203,12 +205,12 @@ func drain[T any](events <-chan T) {
 	}
 }
 
-// links has the node's links, as its events tell: an ADD causes a dozen of them, and to ask the
-// kernel at each would delay the plugins, which wait for the same lock of the kernel.
+// links has the node's links, as known from events. An ADD causes a dozen events, and to ask the
+// kernel after each would delay the plugins, which wait for the same lock of the kernel.
 type links struct {
 	uplinks func() ([]string, error)
 	byIndex map[int]link
-	// names are the uplinks', as they were asked for at asked.
+	// names are the names of the uplinks, as read at asked.
 	names []string
 	asked time.Time
 }
@@ -221,13 +223,14 @@ type link struct {
 	mac              string
 }
 
-// askAgain is how long the names of the uplinks are used. They are in the node's configuration and in records.
+// askAgain is how long the names of the uplinks are used. They are in the node's configuration and
+// in records.
 const askAgain = time.Second
 
-// leadOut returns whether the link is an uplink or a VLAN link on top of one.
+// leadOut reports whether the link is an uplink or a VLAN link on top of one.
 func (l *links) leadOut(index int) bool {
 	if time.Since(l.asked) > askAgain {
-		// Without an answer it is the one of before: its address may be gone with its link.
+		// After an error the earlier names count: the uplink's address may be gone with its link.
 		if names, err := l.uplinks(); err == nil {
 			l.names = names
 		}

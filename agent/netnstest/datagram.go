@@ -29,7 +29,8 @@ func (h *Host) MAC(link string) (mac net.HardwareAddr) {
 // Groups are the multicast groups that Hear joins.
 var Groups = []string{"224.0.0.77", "ff02::77"}
 
-// Hear returns the texts of the datagrams that come to a port of the host, also by broadcast and to Groups.
+// Hear returns the texts of the datagrams that come to a port of the host, also by broadcast and to
+// Groups.
 func (h *Host) Hear(t testing.TB, link string, port int) <-chan string {
 	t.Helper()
 	heard := make(chan string, 100)

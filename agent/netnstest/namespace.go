@@ -28,8 +28,8 @@ var (
 	prepared = sync.OnceValue(prepare)
 )
 
-// prepare makes the folder a mount that other mount namespaces see the namespaces in, and removes
-// the remains of killed processes there.
+// prepare makes the folder a shared mount, so that other mount namespaces see the namespaces in it.
+// It also removes the remains of killed processes.
 func prepare() error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -127,8 +127,8 @@ func newNamespace() (netns ns.NetNS, err error) {
 	return ns.GetNS(path)
 }
 
-// remove removes the path of a namespace, which ends with its last process and open file. It
-// does nothing where there is none.
+// remove removes the path of a namespace, which ends with its last process and open file. It does
+// nothing if there is none.
 func remove(path string) error {
 	// A process that was killed before the mount leaves a path that is no mount.
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

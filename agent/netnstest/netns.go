@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netnstest makes small networks of real network namespaces for tests:
-// nodes, clients and pods on bridges, which it removes when the test ends, or, where the
-// test's process is killed, when the next such test begins. It is for
-// tests of packages that change the kernel, and part of no program.
+// Package netnstest makes small networks of real network namespaces for tests: nodes, clients and
+// pods on bridges. It removes them when the test ends or, if the test's process is killed, when the
+// next such test begins. It is for tests of packages that change the kernel, and part of no
+// program.
 package netnstest
 
 import (
@@ -25,8 +25,8 @@ import (
 // EnvRequire turns "cannot make namespaces here" from a skip into a failure.
 const EnvRequire = "REQUIRE_NETNS"
 
-// Need skips the test where it cannot make namespaces. It fails the test for root, which always
-// can, and where EnvRequire is set.
+// Need skips the test if it cannot make namespaces. As root, or with EnvRequire, it fails the test
+// instead.
 func Need(t testing.TB) {
 	t.Helper()
 	netns, err := newNamespace()
@@ -68,8 +68,8 @@ func New(t testing.TB) *Host {
 	return h
 }
 
-// Remove removes the namespace before the test ends, as the end of a pod does. The kernel clears
-// it a moment later, and not before its processes have ended.
+// Remove removes the namespace before the test ends, as the end of a pod does. The kernel clears it
+// a moment later, after its processes have ended.
 func (h *Host) Remove() {
 	h.t.Helper()
 	if h.removed {
@@ -93,7 +93,7 @@ func Current(t testing.TB) *Host {
 	return &Host{NetNS: netns, t: t}
 }
 
-// Run runs f inside and fails the test where f returns an error.
+// Run runs f inside and fails the test if f returns an error.
 func (h *Host) Run(f func() error) {
 	h.t.Helper()
 	if err := h.Do(func(ns.NetNS) error { return f() }); err != nil {
@@ -120,8 +120,8 @@ func (h *Host) Command(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// IP runs "ip args" inside, returns its standard output, and fails the test where ip fails. On
-// standard error ip may complain of namespaces of other tests that just come or go.
+// IP runs "ip args" inside, returns its standard output, and fails the test if ip fails. It ignores
+// standard error, where ip may complain about namespaces of other tests that just come or go.
 func (h *Host) IP(args ...string) string {
 	h.t.Helper()
 	var out []byte
@@ -139,7 +139,7 @@ func (h *Host) IP(args ...string) string {
 	return string(out)
 }
 
-// IPBatch runs "ip" inside with many commands, one a line, and fails the test where one fails.
+// IPBatch runs "ip" inside with a command in each line, and fails the test if any command fails.
 func (h *Host) IPBatch(lines string) {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "batch")
@@ -206,7 +206,8 @@ func (w *Wire) Port(n int, up bool) {
 	w.host.IP("link", "set", fmt.Sprintf("port%d", n), state)
 }
 
-// Block keeps the network from passing anything from and to the n-th Plug, from 1, whose link keeps its carrier.
+// Block keeps the network from passing anything from and to the n-th Plug, from 1, whose link keeps
+// its carrier.
 func (w *Wire) Block(n int, blocked bool) {
 	port := fmt.Sprintf("port%d", n)
 	if blocked {
@@ -216,7 +217,8 @@ func (w *Wire) Block(n int, blocked bool) {
 	w.host.IP("link", "set", port, "master", "br0")
 }
 
-// Isolate keeps the network from passing anything between the isolated Plugs, of which the n-th, from 1, becomes one.
+// Isolate adds the n-th Plug, from 1, to the isolated Plugs, between which the network passes
+// nothing.
 func (w *Wire) Isolate(n int) {
 	w.host.IP("link", "set", fmt.Sprintf("port%d", n), "type", "bridge_slave", "isolated", "on")
 }
@@ -224,9 +226,9 @@ func (w *Wire) Isolate(n int) {
 // EnvRequireDrivers turns "the kernel lacks a driver" from a skip into a failure.
 const EnvRequireDrivers = "REQUIRE_DRIVERS"
 
-// NeedLinks skips the test where the kernel lacks a type of link on top of another:
-// vlan, macvlan, ipvlan, bond. It fails the test where EnvRequireDrivers is set, as in the
-// emulated machine of test/machine, which has them all.
+// NeedLinks skips the test if the kernel lacks a type of link on top of another: vlan, macvlan,
+// ipvlan, bond. With EnvRequireDrivers it fails the test instead; the emulated machine of
+// test/machine sets it, because its kernel has all types.
 func NeedLinks(t testing.TB, types ...string) {
 	t.Helper()
 	Need(t)

@@ -24,8 +24,8 @@ type Stream struct {
 // limit has changed, as long as it takes the limit for a policer's. Every kernel has Reno.
 const congestionControl = "reno"
 
-// Dial connects a host to an address of another, on a free port. The address may become
-// usable a moment later only. The stream ends with the test.
+// Dial connects a host to an address of another host, on a free port. The address may become usable
+// only a moment later. The stream ends with the test.
 func Dial(t testing.TB, from, to *Host, address string) *Stream {
 	t.Helper()
 	s := &Stream{t: t}
@@ -58,8 +58,8 @@ func Dial(t testing.TB, from, to *Host, address string) *Stream {
 	return s
 }
 
-// Rate sends bytes and returns their rate in bits per second, from the first to the last that
-// arrive.
+// Rate sends bytes and returns their rate in bits per second, measured from the first to the last
+// arriving byte.
 func (s *Stream) Rate(bytes int64) float64 {
 	s.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)

@@ -26,7 +26,7 @@ func (h *Host) Ping(to string) {
 	}
 }
 
-// NoPing fails the test where the host gets an answer from one of the addresses, which it asks all at once.
+// NoPing fails the test if any of the addresses answers the host. It pings all at once.
 func (h *Host) NoPing(to ...string) {
 	h.t.Helper()
 	var group sync.WaitGroup
@@ -40,9 +40,9 @@ func (h *Host) NoPing(to ...string) {
 	group.Wait()
 }
 
-// Seen sends datagrams from a host, with a source address, to an address of a server, and
-// returns the source that the server saw, or an invalid address where nothing came. Goroutines of a
-// test may call it.
+// Seen sends datagrams from a host, with a source address, to an address of a server, and returns
+// the source that the server saw, or an invalid address if nothing came. Goroutines of a test may
+// call it.
 func Seen(t testing.TB, from *Host, source string, server *Host, address string) netip.Addr {
 	t.Helper()
 	client, err := seen(from, source, server, address)
@@ -85,8 +85,7 @@ func seen(from *Host, source string, server *Host, address string) (netip.Addr, 
 	return client.Addr().Unmap(), err
 }
 
-// Masquerade makes the namespace that it is called in masquerade every connection, as another
-// program may.
+// Masquerade makes the calling namespace masquerade every connection, as another program may.
 func Masquerade() error {
 	conn, err := nftables.New()
 	if err != nil {
@@ -98,8 +97,8 @@ func Masquerade() error {
 	return conn.Flush()
 }
 
-// Redirect makes the namespace that it is called in lead a port of an address, by TCP and UDP, to
-// the same port of another address of the family, as kube-proxy and host ports do, also for packets
+// Redirect makes the calling namespace redirect a port of an address, for TCP and UDP, to the same
+// port of another address of the family. As with kube-proxy and host ports, this includes packets
 // that the namespace itself sends.
 func Redirect(address string, port uint16, to string) error {
 	return RedirectPort(address, port, to, port)

@@ -12,6 +12,6 @@
 //   - what the agent does to an interface in its own process ([Driver]), and the things that may
 //     be left of it on a node ([Leftovers])
 //
-// Package agent asks the type of an attachment ([Of]) and compares no names of types. Packages below
-// cni change the kernel. A type owns no records and decides nothing about addresses.
+// Package agent asks the type of an attachment ([Of]) and compares no names of types. Packages
+// below cni change the kernel. A type owns no records and decides nothing about addresses.
 package nettype

@@ -28,13 +28,13 @@ type Floating struct {
 	Uplink string
 	// MTU of the pods' interfaces; 0 means the uplink's MTU.
 	MTU int
-	// Cards are the links of the network cards whose virtual functions pods get, none where they get none.
+	// Cards are the links of the network cards whose virtual functions pods get.
 	Cards []string
 	// Optional says that the network is for pods without a floating IP, too.
 	Optional bool
 }
 
-// Attachment returns an attachment to the network, without an interface and addresses.
+// Attachment returns an attachment to the network, without interface and addresses.
 func (f *Floating) Attachment() state.Attachment {
 	return state.Attachment{Driver: f.Driver, Uplink: f.Uplink, MTU: f.MTU, Network: f.Network.Raw()}
 }
@@ -47,8 +47,8 @@ type link struct {
 	Capabilities map[string]bool `json:"capabilities"`
 }
 
-// wired returns the network of a type with a driver. Its first plugin declares the capabilities by
-// which plugins get addresses.
+// wired returns the network of a type with a driver. The first plugin declares the capabilities for
+// addresses.
 func wired(name string, network *chain.Network, conf link, node Node) (*Floating, error) {
 	uplink := node.Uplink
 	if conf.Uplink != "" {

@@ -18,8 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Names of the types of interfaces that plugins of other projects make, with addresses from
-// berth-ipam.
+// Names of the types for plugins of other projects, which get addresses from berth-ipam.
 const (
 	// IPAM is for plugins that the agent runs.
 	IPAM = "ipam"
@@ -32,8 +31,8 @@ var (
 	ipamCaller = &Type{Name: IPAMCaller, Wired: ByCaller, driver: newIPAMDriver}
 )
 
-// readIPAM returns a network whose first plugin gets the floating IPs from berth-ipam, nil for
-// any other.
+// readIPAM returns a network whose first plugin gets the floating IPs from berth-ipam, nil for any
+// other network.
 func readIPAM(network *chain.Network, node Node) (*Floating, error) {
 	conf, ours, err := ipamConfig(network)
 	if err != nil || !ours {
@@ -116,9 +115,9 @@ func IPAMResult(record *state.Container, i int) (json.RawMessage, error) {
 	return json.Marshal(result)
 }
 
-// ipamDriver can only silence interfaces and put them up again: it repairs none of their pieces, and
-// has no links of its own. It does not defend addresses: the plugin chooses the MAC of the interface,
-// so that a claim of the pod itself would look like another host's.
+// ipamDriver can only silence interfaces and set them up again: it repairs no pieces, and has no
+// links of its own. It does not defend addresses: the plugin chooses the MAC of the interface, so
+// an ARP claim of the pod itself would look like another host's.
 type ipamDriver struct{}
 
 func newIPAMDriver(Kernel) Driver { return ipamDriver{} }
@@ -128,19 +127,19 @@ func foreignOf(i *Interface) foreign.Interface {
 	for _, a := range i.Addresses {
 		f.Addresses = append(f.Addresses, a.Address)
 	}
-	// A result that cannot be read names no links.
+	// An unreadable result names no links.
 	f.Result, _ = chain.Result(i.Result)
 	return f
 }
 
-// Setup puts up an interface that was silenced.
+// Setup sets a silenced interface up.
 func (ipamDriver) Setup(i *Interface) (*current.Result, error) {
 	f := foreignOf(i)
 	return f.Result, wire.ToCNIError(f.Restore())
 }
 
-// Withdraw returns foreign.ErrNotSeen where the plugin may be about to make the interface. One
-// that the agent runs is over.
+// Withdraw returns foreign.ErrNotSeen if the plugin may be about to make the interface. A plugin
+// run by the agent has ended.
 func (ipamDriver) Withdraw(i *Interface) error {
 	err := foreignOf(i).Silence()
 	if i.Driver != IPAMCaller && errors.Is(err, foreign.ErrNotSeen) {
@@ -149,8 +148,8 @@ func (ipamDriver) Withdraw(i *Interface) error {
 	return err
 }
 
-// Teardown silences: the interface's plugin removes it. Without a record it is not known whose
-// the interface is.
+// Teardown only silences the interface, which its plugin removes. Without a record the owner of the
+// interface is not known.
 func (ipamDriver) Teardown(i *Interface) error {
 	if len(i.Addresses) == 0 {
 		return nil
@@ -161,13 +160,14 @@ func (ipamDriver) Teardown(i *Interface) error {
 	return nil
 }
 
-// Announce marks the interface before: it is the first call after the plugin made it.
+// Announce marks the interface first, because it is the first call after the plugin made it.
 func (ipamDriver) Announce(i *Interface) error {
 	f := foreignOf(i)
 	return errors.Join(f.Mark(), f.Announce())
 }
 
-// CheckNode is about the mark of the interface, and whether it is closed. Its plugin filters.
+// CheckNode checks the mark of the interface, and whether it is closed. Filters are the plugin's
+// work.
 func (ipamDriver) CheckNode(i *Interface) error {
 	f := foreignOf(i)
 	cut, err := wire.IsCut(i.Uplink)
@@ -178,7 +178,8 @@ func (ipamDriver) CheckNode(i *Interface) error {
 }
 func (ipamDriver) Filter(*Interface) error { return nil }
 
-// Repair makes the mark, and puts up an interface that was silenced, and one that was closed unless its link is cut.
+// Repair makes the mark and sets a silenced interface up. It opens a closed interface unless its
+// link has no carrier.
 func (ipamDriver) Repair(i *Interface) error {
 	f := foreignOf(i)
 	cut, err := wire.IsCut(i.Uplink)
@@ -191,8 +192,8 @@ func (ipamDriver) Repair(i *Interface) error {
 // Close returns foreign.ErrCannotClose for an interface that is no port of a bridge.
 func (ipamDriver) Close(i *Interface) error { return foreignOf(i).Close() }
 
-// Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
-// nobody has an address there.
+// Targets is for the detection of conflicts. If the link is missing, the plugin is about to make
+// it, and nobody has an address there.
 func (ipamDriver) Targets(i *Interface) (targets []conflict.Target, release func(), err error) {
 	if i.Uplink == "" {
 		return nil, nil, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// types are the network types; a new one joins with a line here.
+// types are the network types; a new type needs a line here.
 var types = []*Type{
 	veth,
 	vlanType,
@@ -21,11 +21,11 @@ var types = []*Type{
 	ordinary,
 }
 
-// Default is the plugin of the floating network where the node's administrator chose none.
+// Default is the plugin of the floating network if the administrator chose none.
 const Default = VethPlugin
 
-// Of returns the type that a record names. For a name that only another version of the agent knows
-// it returns a type without a driver.
+// Of returns the type that a record names. For a name of another version of the agent it returns a
+// type without a driver.
 func Of(name string) *Type {
 	i := slices.IndexFunc(types, func(t *Type) bool { return t.Name == name })
 	if i < 0 {
@@ -34,8 +34,8 @@ func Of(name string) *Type {
 	return types[i]
 }
 
-// Read returns how a type serves the network, nil where none does: the type that the first plugin
-// names, or ipam, which serves plugins of other projects.
+// Read returns the network as its type serves it, nil if no type does. The first plugin names the
+// type; type ipam serves plugins of other projects.
 func Read(network *chain.Network, node Node) (*Floating, error) {
 	plugin := network.Types()[0]
 	for _, t := range types {
@@ -58,10 +58,11 @@ func Plugins() string { return pluginsOf(func(*Type) bool { return true }) }
 // GatewayPlugins names the plugins that choose a type with NodeIsGateway.
 func GatewayPlugins() string { return pluginsOf(func(t *Type) bool { return t.NodeIsGateway }) }
 
-// ErrRouted is returned for an address of a pool with mode Routed on a network of a type that does not serve it.
+// ErrRouted is returned for an address of a pool with mode Routed if the network's type does not
+// serve this mode.
 var ErrRouted = errors.New("the network serves no pool with mode Routed")
 
-// Serve returns ErrRouted where the type of a network serves one of the addresses not.
+// Serve returns ErrRouted if the type does not serve every address.
 func (t *Type) Serve(addrs []api.Address) error {
 	i := slices.IndexFunc(addrs, func(a api.Address) bool { return a.Routed })
 	if t.Routed || i < 0 {

@@ -16,21 +16,21 @@ type Type struct {
 	Plugins []string
 	// Wired says which program makes the interfaces.
 	Wired Wiring
-	// NodeIsGateway says that the driver makes the container's default route, by gateways that are
-	// the node. Only such a container may have its default route on another interface.
+	// NodeIsGateway says that the driver makes the container's default route, through the node as
+	// gateway. Only such a container may have its default route on another interface.
 	NodeIsGateway bool
-	// Routed says that the driver serves addresses that routers lead to the node.
+	// Routed says that the driver serves addresses that routers route to the node.
 	Routed bool
 
 	// read returns a network that has one of Plugins, completed with values of the node.
 	read func(network *chain.Network, node Node) (*Floating, error)
-	// detached is for Detached; nil where no replies pass the node.
+	// detached is for Detached; nil if no replies pass the node.
 	detached func(network *chain.Network) (bool, error)
-	// furtherInterfaces is for FurtherInterfaces; nil where there are none.
+	// furtherInterfaces is for FurtherInterfaces; nil if there are none.
 	furtherInterfaces func(ifName string, addrs []api.Address) []string
-	// driver is for Drivers; nil where the agent does nothing to an interface.
+	// driver is for Drivers; nil if the agent does nothing to an interface.
 	driver func(k Kernel) Driver
-	// leftovers is for Leftovers; nil where nothing is left.
+	// leftovers is for Leftovers; nil if nothing is left.
 	leftovers func(k Kernel) ([]leftover.Item, error)
 }
 
@@ -55,8 +55,8 @@ func (t *Type) Chain(network *chain.Network) *chain.Network {
 	return network.Chained()
 }
 
-// Detached returns whether the replies of the network's pods do not pass the node, so that a host
-// port works only where the pod sees the node as its client.
+// Detached reports whether replies of the network's pods bypass the node. Then a host port works
+// only if the pod sees the node as its client.
 func (t *Type) Detached(network *chain.Network) (bool, error) {
 	if t.detached == nil {
 		return true, nil
@@ -64,8 +64,8 @@ func (t *Type) Detached(network *chain.Network) (bool, error) {
 	return t.detached(network)
 }
 
-// FurtherInterfaces lists the interfaces that the container may have for the addresses beside the
-// interface ifName.
+// FurtherInterfaces lists the interfaces, besides ifName, that the container may have for the
+// addresses.
 func (t *Type) FurtherInterfaces(ifName string, addrs []api.Address) []string {
 	if t.furtherInterfaces == nil {
 		return nil

@@ -40,21 +40,21 @@ var veth = &Type{
 	leftovers: func(k Kernel) ([]leftover.Item, error) { return k.Wirer.Leftovers() },
 }
 
-// vethDriver has package wire do the work, which does not know the agent's records.
+// vethDriver delegates the work to package wire, which does not know the agent's records.
 type vethDriver struct {
 	wirer *wire.Wirer
 }
 
 func wireSpecOf(i *Interface) wire.Spec {
 	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary, Advertised: i.Advertised}
-	// An agent wrote the MAC. Wire refuses one that cannot be read.
+	// An agent wrote the MAC. Package wire refuses an unreadable MAC.
 	spec.MAC, _ = net.ParseMAC(i.MAC)
 	spec.Routed = isRouted(i)
 	return spec
 }
 
-// isRouted reads from the configuration that ADD used, and that the record has, whether the
-// network leads packets for the addresses to this node without asking for them.
+// isRouted reads from the record, which has the configuration of ADD, whether the network routes
+// packets for the addresses to this node without asking for them.
 func isRouted(i *Interface) bool {
 	var list struct {
 		Plugins []struct {
@@ -101,7 +101,7 @@ func (v *vethDriver) Check(i *Interface) error { return wire.ToCNIError(v.wirer.
 
 func (v *vethDriver) Withdraw(i *Interface) error { return v.wirer.Withdraw(wireSpecOf(i)) }
 
-// Advertise has the table of advertised addresses agree with the interface.
+// Advertise updates the table of advertised addresses for the interface.
 func (v *vethDriver) Advertise(i *Interface) error { return v.wirer.Advertise(wireSpecOf(i)) }
 
 func (v *vethDriver) Announce(i *Interface) error { return v.wirer.Announce(wireSpecOf(i)) }

@@ -21,8 +21,8 @@ import (
 // Vlan is the name of the type of interfaces in the pools' networks themselves.
 const Vlan = "vlan"
 
-// Plugins that choose it: an interface in a mode of the configuration, or a virtual function of a
-// network card.
+// The plugins of the type: VlanPlugin in a mode of the configuration, SriovPlugin for a virtual
+// function of a network card.
 const (
 	VlanPlugin  = "berth-vlan"
 	SriovPlugin = "berth-sriov"
@@ -67,7 +67,7 @@ func isDetachedVlan(network *chain.Network) (bool, error) {
 	return conf.Mode != vlan.Pure, err
 }
 
-// vlanInterfaces lists an interface for each VLAN, though the first VLAN has none of its own.
+// vlanInterfaces lists an interface for each VLAN, also for the first VLAN, which does not use it.
 func vlanInterfaces(ifName string, addrs []api.Address) []string {
 	var all []string
 	for _, addr := range addrs {
@@ -78,7 +78,7 @@ func vlanInterfaces(ifName string, addrs []api.Address) []string {
 	return all
 }
 
-// vlanDriver has package vlan do the work, which does not know the agent's records.
+// vlanDriver delegates the work to package vlan, which does not know the agent's records.
 type vlanDriver struct {
 	driver   *vlan.Driver
 	services func() ([]netip.Prefix, error)
@@ -88,8 +88,8 @@ func newVlanDriver(k Kernel) *vlanDriver {
 	return &vlanDriver{vlan.New(k.Wirer, sriov.New(sriov.DirBeside(k.StateFile))), k.Services}
 }
 
-// vlanSpecOf reads the mode from the configuration that ADD used, and that the record has.
-// An interface without a record has no configuration: its links show its mode.
+// vlanSpecOf reads the mode from the record, which has the configuration of ADD. Without a record
+// the links of the interface show its mode.
 func vlanSpecOf(i *Interface) (vlan.Spec, error) {
 	spec := vlan.Spec{Spec: wireSpecOf(i)}
 	if len(i.Network) == 0 {
@@ -111,7 +111,7 @@ func vlanSpecOf(i *Interface) (vlan.Spec, error) {
 			continue
 		}
 		if err := json.Unmarshal(raw, &plugin.DeviceID); err != nil {
-			// No device has this address, and DEL works.
+			// No device has this address, so DEL still works.
 			plugin.DeviceID = string(raw)
 		}
 	}
@@ -135,7 +135,8 @@ func withSpec(i *Interface, do func(vlan.Spec) error) error {
 // FunctionOwner names an interface as package sriov does, whether or not it has a virtual function.
 func FunctionOwner(key state.Key) string { return vlan.NodeLink(key.ContainerID, key.IfName) }
 
-// insideOf returns the spec of an interface with its routes to Services, which are in the pod's namespace.
+// insideOf returns the spec of an interface with its routes to Services, which are in the pod's
+// namespace.
 func (v *vlanDriver) insideOf(i *Interface) (vlan.Spec, error) {
 	spec, err := vlanSpecOf(i)
 	if err == nil && v.services != nil {
@@ -213,7 +214,7 @@ type vlanConfig struct {
 	vlan.Config
 }
 
-// forType returns the configuration with the mode that the plugin has.
+// forType returns the configuration with the mode of the plugin.
 func (v vlanConfig) forType() (vlan.Config, error) {
 	c := v.Config
 	switch {

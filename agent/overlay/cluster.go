@@ -22,14 +22,14 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// cluster follows the API's objects that the overlay depends on. It is safe for concurrent use.
+// cluster follows the API objects on which the overlay depends. It is safe for concurrent use.
 type cluster struct {
 	nodes, pools, services, floating cache.SharedIndexInformer
 	all                              []cache.SharedIndexInformer
 }
 
-// newCluster returns a cluster that knows nothing yet; changed is called after changes that
-// may matter. The informer of FloatingIPs is nil where they are not followed.
+// newCluster returns a cluster that knows nothing yet; changed is called after changes that may
+// matter. The informer of FloatingIPs is nil if they are not followed.
 func newCluster(o Options, changed func()) (*cluster, error) {
 	c := &cluster{}
 	var errs []error
@@ -69,21 +69,22 @@ func (c *cluster) run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// waitForSync returns false where the context ends before every object was seen once.
+// waitForSync returns false if the context ends before every object was seen once.
 func (c *cluster) waitForSync(ctx context.Context) bool {
 	return !slices.ContainsFunc(c.all, func(informer cache.SharedIndexInformer) bool {
 		return !cache.WaitFor(ctx, "", informer.HasSyncedChecker())
 	})
 }
 
-// node returns the object of one node, nil where there is none.
+// node returns the object of one node, nil if there is none.
 func (c *cluster) node(name string) *corev1.Node {
 	obj, _, _ := c.nodes.GetStore().GetByKey(name) // a cache does not fail
 	node, _ := obj.(*corev1.Node)
 	return node
 }
 
-// peers returns the other nodes that use the backend, and the error of each node, nil of those that are right.
+// peers returns the other nodes that use the backend, and the error of each node, nil if a node has
+// none.
 func (c *cluster) peers(self string, backend Backend) (peers []peer, wrong []error) {
 	for _, node := range listOf[*corev1.Node](c.nodes) {
 		if node.Name == self {
@@ -177,7 +178,7 @@ func trimNode(obj any) (any, error) {
 	return trimmed, nil
 }
 
-// isUnavailable returns whether a condition has a node tainted because its network is not there.
+// isUnavailable reports whether the condition causes a taint because the node's network is missing.
 func isUnavailable(c corev1.NodeCondition) bool {
 	return c.Type == corev1.NodeNetworkUnavailable && c.Status != corev1.ConditionFalse
 }

@@ -21,20 +21,19 @@ const (
 	// NetworkName is the CNI network of the overlay's pods; the plugin host-local keeps their
 	// addresses under this name.
 	NetworkName = "berth-overlay"
-	// Where flannel runs, its pods and ours are on one bridge and have their addresses from
-	// one list.
+	// On nodes with flannel, its pods and ours share a bridge and the list of addresses.
 	flannelNetwork = "cbr0"
 	flannelBridge  = "cni0"
-	// BridgeType and HostLocalType are upstream's plugins bridge and host-local under names of
-	// our own, so that the node's are not replaced.
+	// BridgeType and HostLocalType are upstream's plugins bridge and host-local under names of our
+	// own, so that plugins of the node are not replaced.
 	BridgeType    = "berth-bridge"
 	HostLocalType = "berth-host-local"
 )
 
-// network has the values from which the configuration of pods is made.
+// network has the values for the configuration of pods.
 type network struct {
 	name string
-	// bridge is empty where the node routes for each pod.
+	// bridge is empty if the node routes for each pod.
 	bridge     string
 	subnets    []netip.Prefix
 	mtu        int
@@ -70,7 +69,7 @@ type subnetFile struct {
 	masquerade bool
 }
 
-// readSubnetFile returns nil where there is no file.
+// readSubnetFile returns nil if there is no file.
 func readSubnetFile(path string) (*subnetFile, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Flannel's names of VTEPs and its defaults: nodes with flannel and nodes with this overlay
-// must agree.
+// Flannel's names of VTEPs and its defaults, on which nodes with flannel and nodes with this
+// overlay must agree.
 const (
 	vni   = 1
 	port  = 8472
@@ -73,8 +73,8 @@ func (l local) mtu(b Backend) int {
 	return mtu - vxlanOverhead
 }
 
-// vtep makes the VTEP of a subnet, or mends it, and returns it. Other nodes know the MAC of a
-// VTEP, so one that can be mended keeps its MAC, and a new one has the MAC that was published.
+// vtep makes or fixes the VTEP of a subnet, and returns it. Other nodes know the MAC of a VTEP, so
+// a fixed VTEP keeps its MAC, and a new VTEP gets the published MAC.
 func (l local) vtep(subnet netip.Prefix) (v *netlink.Vxlan, changed bool, err error) {
 	want := l.wanted(subnet)
 	link, err := rtnl.LinkOrNil(want.Name)
@@ -118,7 +118,7 @@ func (l local) wanted(subnet netip.Prefix) *netlink.Vxlan {
 	}
 }
 
-// sameTunnel compares the properties that a VXLAN link has for life.
+// sameTunnel compares the immutable properties of VXLAN links.
 func sameTunnel(a, b *netlink.Vxlan) bool {
 	return a.VxlanId == b.VxlanId && a.Port == b.Port && a.VtepDevIndex == b.VtepDevIndex && a.SrcAddr.Equal(b.SrcAddr) &&
 		a.Group.Equal(b.Group) && a.Learning == b.Learning && a.L2miss == b.L2miss && a.GBP == b.GBP
@@ -145,7 +145,7 @@ func replaceVTEP(old netlink.Link, want *netlink.Vxlan) (*netlink.Vxlan, error) 
 	return v, nil
 }
 
-// mendVTEP gives a VTEP the alias, which the kernel does not take with a new link, and the MTU.
+// mendVTEP sets the MTU of a VTEP, and its alias, which the kernel does not accept for a new link.
 func mendVTEP(v, want *netlink.Vxlan) (changed bool, err error) {
 	if v.Alias != want.Alias {
 		if err := netlink.LinkSetAlias(v, want.Alias); err != nil {
@@ -162,9 +162,9 @@ func mendVTEP(v, want *netlink.Vxlan) (changed bool, err error) {
 	return changed, nil
 }
 
-// assign makes addr the only address of its family on a link, beside link-local ones. Packets
-// from the node to pods of other nodes come from it. It is alone in its prefix, so that no
-// route to a broadcast address follows from it.
+// assign makes addr the only address of its family on a link, apart from link-local addresses. It
+// is the source of packets from the node to pods of other nodes. Its prefix has only this address,
+// so that the kernel makes no broadcast route.
 func assign(link netlink.Link, addr netip.Addr) (changed bool, err error) {
 	name := link.Attrs().Name
 	have, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
@@ -195,7 +195,7 @@ func assign(link netlink.Link, addr netip.Addr) (changed bool, err error) {
 	return true, nil
 }
 
-// randomMAC returns a MAC that is locally administered and of one link.
+// randomMAC returns a locally administered unicast MAC.
 func randomMAC() net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
 	_, _ = rand.Read(mac) // it never fails
@@ -203,8 +203,8 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// refuseRouters keeps a VTEP from taking routes that others announce through it. Where
-// /proc/sys is not writable the setting stays: a node that forwards takes none anyway.
+// refuseRouters keeps a VTEP from accepting router advertisements. If /proc/sys is not writable,
+// nothing is lost: a node that forwards accepts none anyway.
 func refuseRouters(sysctlRoot, link string) {
 	_ = os.WriteFile(filepath.Join(sysctlRoot, "net/ipv6/conf", link, "accept_ra"), []byte("0"), 0o644)
 }

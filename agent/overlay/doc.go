@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package overlay makes the network of pods without a floating IP: pods with addresses of their node's
-// pod CIDRs, for which the node routes (package podlink), and routes between the nodes. Its wire format and the annotations of Node
-// objects by which nodes find each other are flannel's, so nodes with flannel and nodes with this
-// overlay can be in one cluster.
+// Package overlay makes the network of pods without a floating IP: pods with addresses of their
+// node's pod CIDRs, for which the node routes (package podlink), and routes between the nodes. Its
+// wire format and the annotations of Node objects by which nodes find each other are flannel's, so
+// nodes with flannel and nodes with this overlay can be in one cluster.
 //
 // # Requirements of nodes with flannel
 //
 // A VTEP has flannel's name, VNI 1, UDP port 8472, and the first address of the node's pod CIDR.
-// Its MAC and the node's address stand in annotations of the Node object; a VTEP that is made again
-// has the MAC that was published. Each node has a route, a neighbour and a forwarding entry for
-// each other node, and nothing is learnt from packets. The package compares the kernel with the
-// Node objects: periodically, and after changes of either.
+// Its MAC and the node's address are in annotations of the Node object; a new VTEP in place of a
+// lost one gets the published MAC. Each node has a route, a neighbour and a forwarding entry for
+// each other node, and learns nothing from packets. The package compares the kernel with the Node
+// objects: periodically, and after changes of either.
 //
 // # Objects of a node
 //
@@ -25,16 +25,17 @@
 //	unreachable <own pod CIDR>  addresses that no pod has
 //	btho…                       a pod's link, of package podlink
 //
-// Routes have protocol 98 and a gateway, or are unreachable, which no other route of Berth in the main table has. The
-// package removes anything else on the VTEPs, and routes of that kind to nowhere.
+// Routes have protocol 98, and either have a gateway or are unreachable; no other route of Berth in
+// the main table is like this. The package removes anything else on the VTEPs, and such routes to
+// no node.
 //
 // # Floating IPs
 //
-// A floating IP is reached on its pool's network, like from anywhere else. But an ordinary
-// pod's packet to it then leaves the overlay with the pod's own address, and the answer comes
-// back through the overlay. Networks that drop packets from addresses that they do not know,
-// or that see only half of a connection, break that. With Options.FloatingIPs a node has a route to each
-// floating IP of the others, so that both directions use the overlay. A move is one route
-// replaced. The option is off by default because it costs a watch of all FloatingIPs on
-// every node. A floating IP on this node has a route with a better metric, of its driver.
+// Pods reach a floating IP on its pool's network, like any other client. Then an ordinary pod's
+// packet leaves the overlay with the pod's own address, and the reply comes back through the
+// overlay. This fails in networks that drop packets from unknown addresses or of half a connection.
+// With Options.FloatingIPs a node has a route to each floating IP of other nodes, so that both
+// directions use the overlay. A move replaces a single route. The option is off by default because
+// it costs a watch of all FloatingIPs on every node. For a floating IP on this node, its driver
+// makes a route with a better metric.
 package overlay

@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// apply makes the kernel have the plan and no other entry of the overlay, each entry by
-// itself, and returns how many it changed. Neighbours come before the routes that need them.
+// apply makes the overlay's entries in the kernel equal to the plan, one by one, and returns the
+// number of changes. Neighbours come before the routes that need them.
 func apply(w ways, p plan) (changed int, err error) {
 	var errs []error
 	note := func(n int, err error) {
@@ -82,8 +82,8 @@ func keyOf(r netlink.Route) string {
 	return fmt.Sprintf("%s %d", r.Dst, metric)
 }
 
-// overlayRoutes lists the overlay's routes of the main table: routes with our protocol that have a
-// gateway or lead nowhere, and all routes with a gateway on a VTEP, also flannel's.
+// overlayRoutes lists the overlay's routes in the main table: routes with our protocol that have a
+// gateway or are unreachable, and all routes with a gateway on a VTEP, also flannel's.
 func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
 	ours, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -100,7 +100,7 @@ func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
 	return all, nil
 }
 
-// applyNeighs does so for one family of the neighbours of a VTEP.
+// applyNeighs does the same for the neighbours of a VTEP in one family.
 func applyNeighs(link, family int, want []netlink.Neigh) (changed int, err error) {
 	have, err := permanentNeighs(link, family)
 	if err != nil {
@@ -137,8 +137,8 @@ func applyNeighs(link, family int, want []netlink.Neigh) (changed int, err error
 	return changed, errors.Join(errs...)
 }
 
-// replaced returns whether an entry that is wanted has taken the place of h: a neighbour of
-// the same address, or a forwarding entry of the same MAC.
+// replaced reports whether a wanted entry has replaced h: a neighbour with the same address, or a
+// forwarding entry with the same MAC.
 func replaced(h netlink.Neigh, family int, want []netlink.Neigh) bool {
 	return slices.ContainsFunc(want, func(w netlink.Neigh) bool {
 		takesPlace := bytes.Equal(w.HardwareAddr, h.HardwareAddr)

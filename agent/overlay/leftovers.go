@@ -18,8 +18,8 @@ import (
 // leasesFolder is where the plugin host-local keeps addresses.
 const leasesFolder = "/var/lib/cni/networks/" + NetworkName
 
-// Sweep removes the overlay from a node where it was turned off, links, routes and rules, when
-// none of its pods is left. While there are some it returns how many.
+// Sweep removes links, routes and rules of an overlay that was turned off, if none of its pods is
+// left. Otherwise it returns the number of pods.
 func Sweep() (pods int, err error) {
 	links, err := podlink.Links()
 	if err != nil || len(links) > 0 {
@@ -30,8 +30,8 @@ func Sweep() (pods int, err error) {
 }
 
 // Leftovers lists the overlay's objects on a node that carry no mark of Berth: VTEPs, and the list
-// of pods' addresses; pods' links, routes and the nftables table carry one. root is the folder of the node's
-// file system.
+// of pods' addresses. Pods' links, routes and the nftables table carry a mark. root is the folder
+// of the node's file system.
 func Leftovers(root string) ([]leftover.Item, error) {
 	var items []leftover.Item
 	for _, name := range []string{link4, link6} {

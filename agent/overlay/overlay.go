@@ -31,7 +31,7 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Backend carries packets to the pods of other nodes. Its text is flannel's.
+// Backend carries packets to the pods of other nodes. Its values are flannel's.
 type Backend string
 
 // The backends.
@@ -48,7 +48,7 @@ var ErrNotReady = errors.New("overlay is not ready")
 // Nodes is the part of a typed client of nodes that the overlay uses.
 type Nodes interface {
 	client.ListWatcher[*corev1.NodeList]
-	// Patch changes one. It is safe in parallel and blocks for one request.
+	// Patch changes a node. It is safe in parallel and blocks for one request.
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Node, error)
 }
 
@@ -61,13 +61,14 @@ type Options struct {
 	Backend Backend
 	// FloatingIPs routes floating IPs of other nodes over the overlay.
 	FloatingIPs bool
-	// Inside are destinations outside the cluster that see the pods' own addresses.
+	// Inside are destinations outside of the cluster that see the pods' own addresses.
 	Inside []netip.Prefix
-	// SubnetFile is the file that flannel writes where it runs on the node.
+	// SubnetFile is the file that flannel writes if it runs on the node.
 	SubnetFile string
 	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
-	// PluginSysctlRoot is the path of the node's /proc/sys where the network's plugins run.
+	// PluginSysctlRoot is the path of the node's /proc/sys in the file system of the network's
+	// plugins.
 	PluginSysctlRoot string
 	// Settings remembers kernel settings before they are changed; it may be nil.
 	Settings *settings.Journal
@@ -109,7 +110,7 @@ func (o *Overlay) Conflist() ([]byte, error) {
 	return o.conflist, nil
 }
 
-// Recheck has the kernel compared soon; it returns at once.
+// Recheck makes Run compare the kernel soon; it returns at once.
 func (o *Overlay) Recheck() {
 	o.soon.Send()
 }
@@ -123,12 +124,12 @@ const (
 	firstRetry, lastRetry = time.Second, resync
 )
 
-// errFlannel is returned by Run where flannel has started on the node.
+// errFlannel is returned by Run if flannel has started on the node.
 var errFlannel = errors.New("flannel has started on this node, whose network the agent then uses instead of its own overlay; pods that started before must be deleted")
 
 // Run makes the kernel match the cluster until the context ends. Its objects stay: pods keep their
-// network while the agent is away. It ends with an error, so that the agent starts again, where
-// flannel starts on the node.
+// network while the agent is away. If flannel starts on the node, it ends with an error, so that
+// the agent starts again.
 func (o *Overlay) Run(ctx context.Context) error {
 	if used, err := o.useFlannel(ctx); err != nil || used {
 		return err
@@ -169,8 +170,7 @@ func (o *Overlay) loop(ctx context.Context) error {
 	}
 }
 
-// pause waits for a change, or for the time that is given. It returns false where the
-// context ended.
+// pause waits for a change, or for the time most. It returns false if the context ended.
 func (o *Overlay) pause(ctx context.Context, most time.Duration) bool {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -191,8 +191,7 @@ func (o *Overlay) pause(ctx context.Context, most time.Duration) bool {
 	return true
 }
 
-// useFlannel takes the node's network from a flannel that runs on it, and returns whether
-// one does.
+// useFlannel reports whether flannel runs on the node, and if so uses flannel's network.
 func (o *Overlay) useFlannel(ctx context.Context) (bool, error) {
 	file, err := readSubnetFile(o.SubnetFile)
 	if err != nil || file == nil {
@@ -242,7 +241,7 @@ func (o *Overlay) reconcile(ctx context.Context) error {
 		o.notReady(err)
 		return errors.Join(append(errs, err)...)
 	}
-	// An entry that cannot be made concerns one node; pods start all the same.
+	// A failed entry concerns only one other node, so pods start nevertheless.
 	errs = append(errs, o.ready(network{name: NetworkName, subnets: self.subnets, mtu: self.mtu(o.Backend), sysctlRoot: o.PluginSysctlRoot}), o.available(ctx, self.node))
 	return errors.Join(errs...)
 }
@@ -344,7 +343,7 @@ func (o *Overlay) links(ctx context.Context, self local) (ways, error) {
 	return w, errors.Join(o.publish(ctx, self.node, ends), removeVTEPs(w.vtep && self.has(true), w.vtep && self.has(false)))
 }
 
-// publish sets the annotations of this node's object that are missing or differ.
+// publish sets the annotations of this Node object that are missing or differ.
 func (o *Overlay) publish(ctx context.Context, node *corev1.Node, ends []end) error {
 	want, err := annotationsOf(node, o.Backend, ends)
 	maps.DeleteFunc(want, func(name, value string) bool { return node.Annotations[name] == value })
@@ -354,7 +353,8 @@ func (o *Overlay) publish(ctx context.Context, node *corev1.Node, ends []end) er
 	return o.patch(ctx, map[string]any{"metadata": map[string]any{"annotations": want}})
 }
 
-// available ends the condition by which nodes are tainted whose network is not there: a cloud, or a network that was here before, set it.
+// available ends the condition that taints nodes without a network. A cloud, or an earlier network
+// of the node, set it.
 func (o *Overlay) available(ctx context.Context, node *corev1.Node) error {
 	if !slices.ContainsFunc(node.Status.Conditions, isUnavailable) {
 		return nil
@@ -412,8 +412,8 @@ func (o *Overlay) ready(n network) error {
 func (o *Overlay) notReady(why error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// A node that was ready goes on: pods that start get their addresses also while a link is
-	// away.
+	// A node that was ready stays ready: starting pods get their addresses even while a link is
+	// missing.
 	if o.conflist == nil {
 		o.why = why
 	}

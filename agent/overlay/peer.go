@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Annotations of Node objects, which flannel has with the same meaning.
+// Annotations of Node objects, with flannel's names and meaning.
 const (
 	annotationPrefix = "flannel.alpha.coreos.com/"
 
@@ -21,7 +21,7 @@ const (
 	annotationData6   = annotationPrefix + "backend-v6-data"
 	annotationPublic4 = annotationPrefix + "public-ip"
 	annotationPublic6 = annotationPrefix + "public-ipv6"
-	// An administrator sets these where other nodes reach the node by another address.
+	// An administrator sets these if other nodes reach the node by another address.
 	annotationOverwrite4 = annotationPrefix + "public-ip-overwrite"
 	annotationOverwrite6 = annotationPrefix + "public-ipv6-overwrite"
 )
@@ -45,7 +45,7 @@ type end struct {
 // peer is a node of the overlay.
 type peer struct {
 	node string
-	// ends has one for each address family that the node has.
+	// ends has an end for each address family of the node.
 	ends []end
 }
 
@@ -59,8 +59,8 @@ func (p peer) end(addr netip.Addr) (end, bool) {
 	return end{}, false
 }
 
-// peerOf reads a node's annotations. It returns no error and no ends for a node that published
-// nothing, and an error beside the ends that are right.
+// peerOf reads a node's annotations. It returns neither error nor ends for a node that published
+// nothing. If some ends are wrong, it returns the right ends and an error.
 func peerOf(node *corev1.Node, backend Backend) (peer, error) {
 	p := peer{node: node.Name}
 	if node.Annotations[annotationManaged] != "true" {
@@ -79,7 +79,7 @@ func peerOf(node *corev1.Node, backend Backend) (peer, error) {
 			public, data = annotationPublic6, annotationData6
 		}
 		if node.Annotations[public] == "" {
-			// A node with flannel may use the overlay for one of its families only.
+			// A node with flannel may use the overlay for only one of its families.
 			continue
 		}
 		e := end{subnet: subnet}
@@ -127,7 +127,7 @@ func vtepMAC(data string) (net.HardwareAddr, error) {
 	if err := json.Unmarshal([]byte(data), &v); err != nil {
 		return nil, fmt.Errorf("parse: %w", err)
 	}
-	// Very old nodes name none.
+	// Very old nodes name no VNI.
 	if v.VNI != 0 && v.VNI != vni {
 		return nil, fmt.Errorf("VNI is %d, must be %d", v.VNI, vni)
 	}
@@ -141,8 +141,7 @@ func vtepMAC(data string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// podCIDRs returns a node's pod CIDRs, at most one of each family, and none while it has
-// none.
+// podCIDRs returns a node's pod CIDRs, at most one of each family.
 func podCIDRs(node *corev1.Node) ([]netip.Prefix, error) {
 	texts := node.Spec.PodCIDRs
 	if len(texts) == 0 && node.Spec.PodCIDR != "" {

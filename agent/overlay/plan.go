@@ -18,14 +18,14 @@ const (
 	// floatingMetric is worse than the metric of a floating IP's route on its own node: 0, and for
 	// IPv6 1024.
 	floatingMetric = 2048
-	// unreachableMetric is worse than the metrics of routes that somebody else makes.
+	// unreachableMetric is worse than the metrics of routes of other programs.
 	unreachableMetric = 1 << 20
 )
 
-// ways are the indexes of the links to other nodes, 0 where a family has none.
+// ways are the indexes of the links to other nodes, 0 for a family without a link.
 type ways struct {
 	link4, link6 int
-	// vtep is true where the links are VTEPs.
+	// vtep says that the links are VTEPs.
 	vtep bool
 }
 
@@ -43,9 +43,8 @@ type plan struct {
 	neighs []netlink.Neigh
 }
 
-// planFor computes the plan. floating maps floating IPs to the names of their nodes. Where
-// nodes claim overlapping pod CIDRs, which the control plane prevents, the first by name
-// counts.
+// planFor computes the plan. floating maps floating IPs to the names of their nodes. If nodes have
+// overlapping pod CIDRs, which the control plane prevents, the first node by name counts.
 func planFor(w ways, peers []peer, floating map[netip.Addr]string) plan {
 	var p plan
 	peers = slices.Clone(peers)
@@ -77,7 +76,7 @@ func planFor(w ways, peers []peer, floating map[netip.Addr]string) plan {
 	return p
 }
 
-// unreachable returns the route for the addresses of a pod CIDR of this node that no pod has: packets for them
+// unreachable returns the route for unused addresses of a pod CIDR of this node: packets for them
 // do not leave the node.
 func unreachable(subnet netip.Prefix) netlink.Route {
 	r := netlink.Route{
@@ -101,7 +100,7 @@ func route(w ways, e end, to netip.Prefix, metric int) netlink.Route {
 	return r
 }
 
-// neighbours returns the entries for a peer's VTEP: its MAC, and the node that has the MAC.
+// neighbours returns the entries for a peer's VTEP: its MAC, and the node with this MAC.
 func neighbours(link int, e end) []netlink.Neigh {
 	return []netlink.Neigh{
 		rtnl.Neigh(link, e.subnet.Addr(), e.mac),

@@ -24,8 +24,8 @@ const missedPause = time.Second
 // receiveBuffer is the size of the buffers of events, in bytes.
 const receiveBuffer = 1 << 20
 
-// watchKernel has the kernel compared after changes of it, until the context ends. Where the
-// kernel drops events, or cannot be followed, all is compared, and again with each resync.
+// watchKernel makes Run compare the kernel after its changes, until the context ends. If the kernel
+// drops events, or cannot be followed, everything is compared at once, and again with each resync.
 func (o *Overlay) watchKernel(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		o.Recheck()
@@ -84,8 +84,8 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 	}
 }
 
-// isVTEP returns whether an index is that of a VTEP. The event of a neighbour that was deleted shows neither its MAC
-// address nor that it was permanent.
+// isVTEP reports whether an index is the index of a VTEP. The event of a deleted neighbour shows
+// neither its MAC address nor whether it was permanent.
 func isVTEP(index int) bool {
 	link, err := netlink.LinkByIndex(index)
 	return err == nil && (link.Attrs().Name == link4 || link.Attrs().Name == link6)

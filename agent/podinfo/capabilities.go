@@ -14,7 +14,7 @@ import (
 // netAdmin is the capability with which a process can change the network of its namespace.
 const netAdmin corev1.Capability = "NET_ADMIN"
 
-// NetAdmins returns the names of a pod's containers that may change its network, as the watch knows the pod,
+// NetAdmins returns the names of a pod's containers that may change its network, from the watch,
 // without blocking.
 func (n *Node) NetAdmins(pod api.Pod) []string {
 	p, known := n.watched(pod)
@@ -48,7 +48,7 @@ func isNetAdmin(s *corev1.SecurityContext) bool {
 	})
 }
 
-// trimSecurity keeps of a security context whether its container may change the network.
+// trimSecurity keeps the part of a security context by which its container may change the network.
 func trimSecurity(s *corev1.SecurityContext) *corev1.SecurityContext {
 	if !isNetAdmin(s) {
 		return nil

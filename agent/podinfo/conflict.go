@@ -26,8 +26,8 @@ const (
 )
 
 // ReportConflict writes to the FloatingIP of a pod's address that a host outside of the cluster has
-// it; the text what names the host. It writes nothing where the FloatingIP says so already, or the
-// pod does not hold the address here any more. No pod stands for this node itself.
+// it; the text in what names the host. It writes nothing if the FloatingIP says so already, or if
+// the pod no longer holds the address here. An empty pod stands for this node itself.
 func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error {
 	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue, Reason: reasonInUse, Message: "node " + n.name + ": " + what}
 	holder, err := n.setCondition(ctx, pod, addr, condition)
@@ -40,14 +40,14 @@ func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr,
 	return nil
 }
 
-// InConflict returns whether the FloatingIP of an address said so when this node last read or
-// wrote it. It does not block.
+// InConflict reports whether the FloatingIP of an address had a conflict when this node last read
+// or wrote it. It does not block.
 func (n *Node) InConflict(addr netip.Addr) bool {
 	_, seen := n.conflicts.Load(addr)
 	return seen
 }
 
-// ClearConflict writes that the conflict is over. It asks the API only where InConflict.
+// ClearConflict writes that the conflict is over. It asks the API only if InConflict.
 func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error {
 	if !n.InConflict(addr) {
 		return nil
@@ -60,8 +60,8 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
-// OwnsAddress returns the record by which this node itself has an address. Its error is ErrNotCarrier where the FloatingIP does not
-// say so. It asks the API server.
+// OwnsAddress returns the record by which this node itself has an address. Its error is
+// ErrNotCarrier if the FloatingIP does not give the address to this node. It asks the API server.
 func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	if err != nil {
@@ -99,7 +99,7 @@ func (n *Node) SendsFrom(ctx context.Context, addr netip.Addr, first uint16) (bo
 	return err == nil && ip.Spec.Egress != nil && ip.Spec.Egress.Has(n.name, int32(first)), err
 }
 
-// get returns a FloatingIP, as the API server has it. Where there is none, its error is absent, with the reason.
+// get reads a FloatingIP from the API server. If there is none, its error wraps absent.
 func (n *Node) get(ctx context.Context, name string, absent error) (*v1alpha1.FloatingIP, error) {
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
@@ -124,7 +124,8 @@ func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 	}
 }
 
-// setCondition returns whether the pod holds the address on this node; it writes nothing where it does not.
+// setCondition writes the condition if the pod holds the address on this node, and reports whether
+// it does.
 func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) (holder bool, err error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.get(ctx, name, ErrNotHolder)
@@ -150,7 +151,7 @@ func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, c
 	}
 	_, err = n.ips.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if isAbsent(err) || apierrors.IsConflict(err) {
-		// Somebody else wrote it, and the runtime's next ADD tells again.
+		// Somebody else changed the FloatingIP; the runtime's next ADD reports the conflict again.
 		return true, nil
 	}
 	return true, err

@@ -17,22 +17,22 @@ import (
 
 // HostPorts has a pod's requests for host ports.
 type HostPorts struct {
-	// Given are the ports of the containers with a number, which Pod Security has judged.
+	// Given are the ports of the containers with a host port number, which Pod Security has checked.
 	Given []api.HostPort
-	// Random are the ports of the containers for which the node chooses a host port; their
-	// HostPort is 0.
+	// Random are the ports of the containers for which the node chooses the host port; their HostPort
+	// is 0.
 	Random []api.HostPort
-	// Galaxy says that the pod asks in Galaxy's way.
+	// Galaxy says that the pod uses Galaxy's annotation.
 	Galaxy bool
-	// Err is ErrBadHint where the annotation cannot be read.
+	// Err is ErrBadHint if the annotation cannot be read.
 	Err error
 }
 
-// maxRandomPorts is how many ports of the node one pod can have chosen for it: the node's
-// range is for all of its pods.
+// maxRandomPorts is how many host ports the node chooses for one pod at most: the node's range is
+// for all of its pods.
 const maxRandomPorts = 64
 
-// hostPortsOf reads the annotations. Galaxy's asks with any value.
+// hostPortsOf reads the annotations. Any value of Galaxy's annotation is a request.
 func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	_, asked := p.Annotations[galaxy.AnnotationPortMapping]
 	h := HostPorts{Given: portsOf(&p.Spec, true), Galaxy: asked && n.reader.Galaxy}
@@ -49,11 +49,11 @@ func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	return h
 }
 
-// Running is a pod of the node whose containers may run, with the host ports that it asked for.
+// Running is a pod of the node whose containers may run, with its requested host ports.
 type Running struct {
 	Pod
 
-	// Addresses has the addresses that the kubelet has told.
+	// Addresses has the addresses from the pod's status.
 	Addresses []netip.Addr
 	// Given are the ports with a number.
 	Given []api.HostPort
@@ -82,9 +82,10 @@ func (n *Node) Running() []Running {
 	return all
 }
 
-// HostPortsForbidden returns why pods of a namespace get no host ports but those of their specification, empty where they do: the
-// namespace's label decides, and else its level of Pod Security. Other values of the two than are known forbid them, as they do in Pod
-// Security. manifests/admission/host-ports.yaml says the same of some annotations.
+// HostPortsForbidden returns why pods of a namespace get no host ports except those of their
+// specification, empty if they do. The namespace's label decides, and without it the Pod Security
+// level. Unknown values of either forbid them, as in Pod Security.
+// manifests/admission/host-ports.yaml has the same rule for some annotations.
 func HostPortsForbidden(namespace *corev1.Namespace) string {
 	const enforce = "pod-security.kubernetes.io/enforce"
 	level, enforces := namespace.Labels[enforce]
@@ -97,8 +98,8 @@ func HostPortsForbidden(namespace *corev1.Namespace) string {
 	return ""
 }
 
-// portsOf lists the ports of containers and sidecars with a hostPort, or the ports without one,
-// each once.
+// portsOf lists the ports of containers and sidecars with a hostPort or, if not given, without a
+// hostPort, each once.
 func portsOf(spec *corev1.PodSpec, given bool) []api.HostPort {
 	var all []api.HostPort
 	add := func(c *corev1.Container) {

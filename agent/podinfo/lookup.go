@@ -49,8 +49,7 @@ func (n *Node) Pod(ctx context.Context, namespace, name, uid string) (Pod, error
 	return p, nil
 }
 
-// livePod reads the pod from the API, repeatedly for a while where it does not
-// exist.
+// livePod reads the pod from the API. While the pod does not exist, it repeats this for some time.
 func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error) {
 	var found *corev1.Pod
 	var absent bool
@@ -73,9 +72,9 @@ func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error)
 	}
 }
 
-// Alive returns whether the pod still exists with this UID and has not finished. It
-// asks the API only where the watch does not know the pod. A static pod is alive, too, while
-// it has no mirror: the kubelet decides about it, and tells the runtime's DEL.
+// Alive reports whether the pod still exists with this UID and has not finished. It asks the API
+// only if the watch does not know the pod. A static pod without a mirror is alive, too: only the
+// kubelet ends it, by a DEL of the runtime.
 func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	if p, ok := n.cached(pod.Namespace, pod.Name); ok && p.Is(pod) {
 		return !p.Finished, nil
@@ -91,10 +90,11 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	return p.Is(pod) && p.node == n.name && !p.Finished, nil
 }
 
-// Addresses returns the addresses that the pod holds on this node, in the order of the request: the first of
-// each family becomes the pod's IP in Kubernetes. The pod's annotation only spares a list of the node's
-// FloatingIPs: a user may drop or change it. The list is made seldom, as a pod that another scheduler bound
-// has none there either, and the runtime asks for it again and again.
+// Addresses returns the addresses that the pod holds on this node, in the order of the request: the
+// first of each family becomes the pod's IP in Kubernetes. The pod's annotation only saves a list
+// of the node's FloatingIPs: a user may drop or change it. The list is rate limited: a pod that
+// another scheduler bound has no FloatingIP there, either, and the runtime asks for it again and
+// again.
 func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	names, err := podrequest.ParseNames(pod.Hint)
 	unnamed := ErrNotPlaced
@@ -118,7 +118,7 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	return n.heldOf(ips, err)
 }
 
-// named reads FloatingIPs by their names, each of which the pod must hold on this node.
+// named reads FloatingIPs by their names. The pod must hold each of them on this node.
 func (n *Node) named(ctx context.Context, pod Pod, names []string) ([]*v1alpha1.FloatingIP, error) {
 	// Read all at once, so that the pod waits for the slowest request and not
 	// for the sum.
@@ -131,7 +131,7 @@ func (n *Node) named(ctx context.Context, pod Pod, names []string) ([]*v1alpha1.
 	return ips, errors.Join(errs...)
 }
 
-// own reads one FloatingIP, which the pod with the UID must hold on this node.
+// own reads a FloatingIP. The pod with the UID must hold it on this node.
 func (n *Node) own(ctx context.Context, uid, name string) (*v1alpha1.FloatingIP, error) {
 	ip, err := n.get(ctx, name, ErrNotHolder)
 	if err != nil {
@@ -140,8 +140,9 @@ func (n *Node) own(ctx context.Context, uid, name string) (*v1alpha1.FloatingIP,
 	return ip, holds(ip, uid, n.name)
 }
 
-// recorded lists the FloatingIPs that the pod holds on this node, at most as many as it requests. Where an attempt
-// to schedule the pod left another one for the same position, the older counts.
+// recorded lists the FloatingIPs that the pod holds on this node, at most as many as it requests.
+// If an attempt to schedule the pod left a second FloatingIP for the same position, the older one
+// counts.
 func (n *Node) recorded(ctx context.Context, pod Pod) ([]*v1alpha1.FloatingIP, error) {
 	list, err := n.listIPs(ctx)
 	if err != nil {
@@ -183,8 +184,8 @@ func (n *Node) heldOf(ips []*v1alpha1.FloatingIP, err error) ([]Held, error) {
 	return held, nil
 }
 
-// Holds returns nil if the pod holds the address on this node, ErrNotHolder if it
-// does not, and another error if the API does not answer.
+// Holds returns nil if the pod holds the address on this node, ErrNotHolder if it does not, and
+// another error if the API does not respond.
 func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	ip, err := n.own(ctx, pod.UID, v1alpha1.NameOf(addr.Address))
 	if err != nil {
@@ -194,8 +195,8 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	return nil
 }
 
-// Holder returns the pod of this node that holds the address, and by which record, ErrNotHolder where none of
-// this node does, and another error if the API does not answer.
+// Holder returns the pod of this node that holds the address, and the record. It returns
+// ErrNotHolder if no pod of this node holds it, and another error if the API does not respond.
 func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.get(ctx, name, ErrNotHolder)
@@ -227,8 +228,8 @@ func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, er
 	return api.Pod{}, Record{}, fmt.Errorf("%w %s: pod %s with UID %s is gone", ErrNotHolder, name, pod.Name, pod.UID)
 }
 
-// isAbsent returns whether the API server serves the kind and has no such object. A
-// 404 of a proxy, or of an API server that does not serve the kind, proves nothing.
+// isAbsent reports whether the API server serves the kind but has no such object. A 404 of a proxy,
+// or of an API server that does not serve the kind, proves nothing.
 func isAbsent(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

@@ -35,9 +35,9 @@ type floatingIPs interface {
 	// Get reads one FloatingIP live. It is safe in parallel and blocks for one
 	// request.
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
-	// List reads several. It is safe in parallel and blocks for one request.
+	// List reads several FloatingIPs. It is safe in parallel and blocks for one request.
 	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.FloatingIPList, error)
-	// Patch changes one. It is safe in parallel and blocks for one request.
+	// Patch changes a FloatingIP. It is safe in parallel and blocks for one request.
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*v1alpha1.FloatingIP, error)
 }
 
@@ -49,24 +49,24 @@ type Pods interface {
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// Handler acts on changes of this node's pods. Node calls Gone in several goroutines and
-// the others in one.
+// Handler acts on changes of this node's pods. Node calls Gone in several goroutines and the other
+// methods in one goroutine.
 type Handler interface {
-	// Gone handles a pod that is deleted, replaced by another of its name, or
-	// finished. After an error Node calls it again.
+	// Gone handles a pod that is deleted, replaced by a pod of the same name, or finished. After an
+	// error Node calls it again.
 	Gone(ctx context.Context, pod api.Pod) error
 	// Came notes that a pod was bound to this node since the start of the watch. It does not block.
-	// ctx is Run's.
+	// ctx is the context of Run.
 	Came(ctx context.Context, pod Pod)
 	// Changed notes that a pod came, or that its annotations changed. It does
 	// not block.
 	Changed(pod api.Pod)
 	// Addressed notes that a pod in a network of its own has got an address. It does not block.
 	Addressed(pod api.Pod)
-	// Readied notes that a pod became Ready, or is not any more. It does not block.
+	// Readied notes that a pod became Ready, or is no longer Ready. It does not block.
 	Readied(pod api.Pod)
-	// Suspect notes that any address may be another pod's by now: Node has just
-	// started or could not follow the API.
+	// Suspect notes that any address may belong to another pod by now: Node has just started or could
+	// not follow the API.
 	Suspect()
 	// Verify checks the suspects. Node calls it as soon as the API can be reached
 	// again, which may be before the watch reconnects, and again after an error.
@@ -81,7 +81,7 @@ type Node struct {
 	informer cache.SharedIndexInformer
 	reader   podrequest.Reader
 	gone     workqueue.TypedRateLimitingInterface[api.Pod]
-	// lists are the lists of FloatingIPs for pods whose annotation names none of theirs.
+	// lists limits the lists of FloatingIPs for pods whose annotation does not name them.
 	lists flowcontrol.PassiveRateLimiter
 	lost  wakeup.Signal
 	back  wakeup.Signal
@@ -92,9 +92,9 @@ type Node struct {
 	connection inquiry.Connection
 }
 
-// New returns a Node that knows nothing yet; Run starts the watch. pods returns the client
-// of a namespace, or of all with metav1.NamespaceAll. reader says which pods want a floating
-// IP.
+// New returns a Node that knows nothing yet; Run starts the watch. pods returns the client of a
+// namespace, or of all namespaces with metav1.NamespaceAll. reader reads the pods' requests for
+// floating IPs.
 func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader podrequest.Reader) *Node {
 	n := &Node{
 		name: name, pods: pods, ips: ips, reader: reader,
@@ -121,8 +121,7 @@ func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader 
 	return n
 }
 
-// Connection says whether the pods of the node can be followed, as the last list or watch
-// showed. It does not block.
+// Connection reports whether the last list or watch of the node's pods worked. It does not block.
 func (n *Node) Connection() inquiry.Connection {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -154,14 +153,14 @@ func (n *Node) VerifySoon() {
 	n.lost.Send()
 }
 
-// VerifyAtOnce is VerifySoon for a node whose link has its carrier again: the node is silent until the API has said
-// which addresses are still its pods'. It returns at once.
+// VerifyAtOnce is VerifySoon for a node whose link has regained its carrier: the node is silent
+// until the API has said which addresses still belong to its pods. It returns at once.
 func (n *Node) VerifyAtOnce() {
 	n.back.Send()
 }
 
-// WaitForSync returns true when the watch has seen every pod once, and false where
-// the context ends before.
+// WaitForSync returns true when the watch has seen every pod once, and false if the context ends
+// before.
 func (n *Node) WaitForSync(ctx context.Context) bool {
 	return cache.WaitFor(ctx, "", n.informer.HasSyncedChecker())
 }
@@ -206,8 +205,8 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 	return nil
 }
 
-// updated handles replaced pods, too: where a new list has another UID under the
-// same name, the informer reports an update.
+// updated handles replaced pods, too: if a new list has another UID under the same name, the
+// informer reports an update.
 func (n *Node) updated(before, after *corev1.Pod, handler Handler) {
 	if before.UID != after.UID {
 		n.gone.Add(n.fromAPI(before).Pod)
@@ -232,7 +231,7 @@ func (n *Node) deleted(obj any) {
 	}
 }
 
-// workers is how many pods that are gone are handled at a time.
+// workers is how many gone pods are handled at a time.
 const workers = 4
 
 func (n *Node) work(ctx context.Context, handler Handler) {
@@ -252,17 +251,17 @@ func (n *Node) work(ctx context.Context, handler Handler) {
 	}
 }
 
-// reconnectInterval is the shortest wait between attempts while the API cannot be reached, and twice that the
-// longest: the agents of a cluster lose the API together, and must not all ask at once when it is back. The
-// watch itself backs off up to a minute, which is too long: the node might go on to answer for an address of
-// another node.
+// Between attempts while the API cannot be reached, the wait is reconnectInterval to twice as long:
+// the agents of a cluster lose the API together, and must not all ask at once when it is back. The
+// watch itself backs off up to a minute, which is too long: meanwhile the node might answer for an
+// address of another node.
 const reconnectInterval = 500 * time.Millisecond
 
-// backWithin is the longest wait after a link's carrier is back: a switch that was started anew gives it back to many
-// nodes at once.
+// backWithin is the longest wait after a link's carrier is back: after the restart of a switch this
+// happens on many nodes at once.
 const backWithin = 200 * time.Millisecond
 
-// reconnect has all addresses verified as soon as the API answers again.
+// reconnect verifies all addresses as soon as the API responds again.
 func (n *Node) reconnect(ctx context.Context, handler Handler) {
 	logger := klog.FromContext(ctx)
 	timer := time.NewTimer(rand.N(reconnectInterval))
@@ -303,8 +302,8 @@ func (n *Node) Annotations(pod api.Pod) (annotations map[string]string, known bo
 	return p.Annotations, true
 }
 
-// Mirror returns a static pod with the UID that its mirror has now, as the watch has seen it, and
-// any other pod as it is.
+// Mirror returns a static pod with the present UID of its mirror in the watch, and any other pod
+// unchanged.
 func (n *Node) Mirror(pod api.Pod) api.Pod {
 	if mirror, known := n.watched(pod); known {
 		pod.UID = string(mirror.UID)
@@ -312,7 +311,7 @@ func (n *Node) Mirror(pod api.Pod) api.Pod {
 	return pod
 }
 
-// IsReady returns whether a pod is Ready, as the watch has seen it.
+// IsReady reports whether a pod is Ready, as the watch has seen it.
 func (n *Node) IsReady(pod api.Pod) (ready, known bool) {
 	p, known := n.watched(pod)
 	return known && isReady(p), known
@@ -320,7 +319,8 @@ func (n *Node) IsReady(pod api.Pod) (ready, known bool) {
 
 func isReady(p *corev1.Pod) bool { return len(trimConditions(p.Status.Conditions)) > 0 }
 
-// Functions returns how many virtual functions kube-scheduler counts for a pod of the node, as the watch has seen it.
+// Functions returns how many virtual functions kube-scheduler counts for a pod of the node, as the
+// watch has seen it.
 func (n *Node) Functions(pod api.Pod) int64 {
 	p, known := n.watched(pod)
 	if !known || isFinished(p) {

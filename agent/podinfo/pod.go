@@ -18,27 +18,25 @@ import (
 )
 
 var (
-	// ErrPodNotFound is returned where the API has no such pod.
+	// ErrPodNotFound is returned if the API has no such pod.
 	ErrPodNotFound = errors.New("pod not found")
-	// ErrPodReplaced is returned where the pod of that name has another UID or
-	// another node, or has finished.
+	// ErrPodReplaced is returned if the pod of the name has another UID or another node, or has
+	// finished.
 	ErrPodReplaced = errors.New("pod was replaced")
-	// ErrNotPlaced is returned where a pod requests a floating IP and holds none on
-	// this node.
+	// ErrNotPlaced is returned if a pod requests a floating IP but holds none on this node.
 	ErrNotPlaced = errors.New("pod was not placed by the Berth scheduler")
-	// ErrNotHolder is returned where a FloatingIP does not name the pod and this
-	// node.
+	// ErrNotHolder is returned if a FloatingIP does not name the pod and this node.
 	ErrNotHolder = errors.New("pod does not hold the floating IP")
-	// ErrNotCarrier is returned where a FloatingIP gives the node no address for itself or for a Service.
+	// ErrNotCarrier is returned if a FloatingIP does not give its address to this node, for itself or
+	// for a Service.
 	ErrNotCarrier = errors.New("not an address for this node to carry")
-	// ErrTooFew is returned where a pod holds fewer floating IPs than it requests.
+	// ErrTooFew is returned if a pod holds fewer floating IPs than it requests.
 	ErrTooFew = errors.New("pod has too few floating IPs")
-	// ErrBadHint is returned where an annotation of the pod cannot be read.
+	// ErrBadHint is returned if an annotation of the pod cannot be read.
 	ErrBadHint = errors.New("annotation cannot be read")
 )
 
-// annotationMirror is on the API's copy of a static pod and holds the kubelet's UID
-// of the pod.
+// annotationMirror is on the API's copy of a static pod and has the kubelet's UID of the pod.
 const annotationMirror = "kubernetes.io/config.mirror"
 
 // Pod is the part of a pod that the agent uses.
@@ -49,9 +47,9 @@ type Pod struct {
 	Wants int
 	// Hint is the annotation that names its FloatingIPs, as its user left it.
 	Hint string
-	// Networks is the annotation that names its networks beside the first.
+	// Networks is the annotation that names the pod's further networks.
 	Networks string
-	// HostPorts asks for host ports of the node's choice.
+	// HostPorts are the pod's requests for host ports.
 	HostPorts HostPorts
 	// WhenReady: its addresses are announced by routing daemons only while it is Ready.
 	WhenReady bool
@@ -84,13 +82,12 @@ func isFinished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// is returns whether the runtime's UID means this pod; the runtime may give none.
+// is reports whether the runtime's UID means this pod; an empty UID means any pod.
 func (p Pod) is(uid string) bool {
 	return uid == "" || uid == p.UID || uid == p.Identity()
 }
 
-// wanted is how many floating IPs the pod requests, cut where it is far more than
-// anybody has.
+// wanted returns how many floating IPs the pod requests, limited to a sane maximum.
 func (n *Node) wanted(p *corev1.Pod) int {
 	wanted, _ := n.reader.Requested(&p.Spec)
 	return int(min(wanted, math.MaxInt32))
@@ -122,13 +119,14 @@ func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
 	return out, nil
 }
 
-// Record is the FloatingIP of an address, as the API said that a pod of this node holds it.
+// Record is the part of a FloatingIP, as read from the API, by which a pod of this node holds the
+// address.
 type Record struct {
 	// Version is its resourceVersion as a number.
 	Version uint64
-	// Since is when the pod got the address; zero where the FloatingIP does not say.
+	// Since is when the pod got the address; zero if the FloatingIP does not say.
 	Since time.Time
-	// LastNode had the address last, if nothing has proved that it does not answer for it any more.
+	// LastNode had the address last, unless it is proved that it no longer answers for it.
 	LastNode v1alpha1.NodeReference
 	// Failover: the pod is moved when its node is lost.
 	Failover bool
@@ -141,7 +139,7 @@ type Held struct {
 }
 
 func recordOf(ip *v1alpha1.FloatingIP) Record {
-	// A version that is no number is of no use (KEP-5504).
+	// A version that is not a number cannot be compared (KEP-5504).
 	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
 	r := Record{Version: version}
 	if ip.Spec.Since != nil {

@@ -14,12 +14,12 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Standing returns whether a pod had not finished and held addresses on this node at the moment of a question.
-// Where it returns false, Holds and Alive say why, or that it does by now.
+// Standing reports whether, at the time of the request, a pod had not finished and held the
+// addresses on this node. If it returns false, Holds and Alive give the reason or the newer state.
 type Standing func(pod api.Pod, addresses []api.Address) bool
 
-// Standing asks the API for the addresses of all pods of the node in one request, and for the pods in another
-// one where the watch does not know them yet.
+// Standing asks the API for the addresses of all pods of the node in one request. If the watch does
+// not know the pods yet, it asks for them in a second request.
 func (n *Node) Standing(ctx context.Context) (Standing, error) {
 	ips, err := n.listIPs(ctx)
 	if err != nil {
@@ -59,7 +59,7 @@ func (n *Node) Standing(ctx context.Context) (Standing, error) {
 
 // listIPs asks the API for the FloatingIPs of the node.
 func (n *Node) listIPs(ctx context.Context) (*v1alpha1.FloatingIPList, error) {
-	// Without a resource version the answer is no older than the question.
+	// Without a resource version the list is not older than the request.
 	list, err := n.ips.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", n.name).String()})
 	if err != nil {
 		return nil, fmt.Errorf("list the FloatingIPs of node %s: %w", n.name, err)
@@ -67,7 +67,7 @@ func (n *Node) listIPs(ctx context.Context) (*v1alpha1.FloatingIPList, error) {
 	return list, nil
 }
 
-// listPods lists the pods of the node as the watch knows them, or asks the API before it does.
+// listPods lists the pods of the node from the watch or, before the watch has synced, from the API.
 func (n *Node) listPods(ctx context.Context) (all []*corev1.Pod, err error) {
 	if n.informer.HasSynced() {
 		return n.all(), nil

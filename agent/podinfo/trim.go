@@ -7,14 +7,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// trim keeps the fields of a pod that this package reads, a small part: the watch has every pod of
-// the node.
+// trim keeps only the fields of a pod that this package reads: the watch has every pod of the node.
 func trim(obj any) (any, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
 		return obj, nil
 	}
-	// It repeats the whole pod.
+	// This annotation repeats the whole pod.
 	delete(p.Annotations, corev1.LastAppliedConfigAnnotation)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, Annotations: p.Annotations},
@@ -27,7 +26,7 @@ func trim(obj any) (any, error) {
 	}, nil
 }
 
-// trimConditions keeps that a pod is Ready.
+// trimConditions keeps only the condition Ready.
 func trimConditions(conditions []corev1.PodCondition) []corev1.PodCondition {
 	for _, c := range conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {

@@ -16,9 +16,9 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// readClusterPolicy reads a ClusterNetworkPolicy. A rule that this version cannot carry out
-// fails closed as the API says: an Accept rule matches nothing, a Deny or Pass rule denies
-// everything. Where the policy's own subject is not known, every pod is its subject and nothing is accepted.
+// readClusterPolicy reads a ClusterNetworkPolicy. A rule that this version cannot carry out fails
+// closed as the API says: an Accept rule matches nothing, a Deny or Pass rule denies everything. If
+// the policy's subject is not known, every pod is its subject and nothing is accepted.
 func readClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) *intent {
 	i := &intent{
 		kind:           KindClusterNetworkPolicy,
@@ -49,8 +49,8 @@ func readClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) *intent {
 	return i
 }
 
-// readSide reads the rules of one direction, of which peers is the field of their peers. closed says that the policy as a whole must
-// not open anything.
+// readSide reads the rules of one direction; peers is the name of their field of peers. closed says
+// that the policy as a whole must not open anything.
 func (i *intent) readSide(direction, peers string, rules []policyv1alpha2.ClusterNetworkPolicyEgressRule, closed bool) *side {
 	if len(rules) == 0 {
 		return nil
@@ -69,7 +69,7 @@ func (i *intent) readSide(direction, peers string, rules []policyv1alpha2.Cluste
 
 var errUnknownPeer = errors.New("has none of the fields that are known")
 
-// readNamespacesOrPods reads the two ways of selecting pods, of which one must be there.
+// readNamespacesOrPods reads either way of selecting pods. Exactly one of them must be set.
 func readNamespacesOrPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod) (podSelection, error) {
 	switch {
 	case namespaces != nil && pods != nil:
@@ -89,7 +89,7 @@ type clusterRule struct {
 	*policyv1alpha2.ClusterNetworkPolicyEgressRule
 }
 
-// read returns what the rule means, nil where it does nothing.
+// read returns the meaning of the rule, nil if it does nothing.
 func (r *clusterRule) read(closed bool) *clause {
 	c := &clause{anyPort: len(r.Protocols) == 0}
 	denyAll := &clause{action: deny, anyPeer: true, anyPort: true}
@@ -169,8 +169,8 @@ func (r *clusterRule) readPeers(c *clause) error {
 	return err
 }
 
-// readProtocols reads protocols. One without a port has a field that is not known here: the API
-// wants one at least.
+// readProtocols reads protocols. A protocol without a known port field has a field of a newer API,
+// because the API requires a port.
 func (r *clusterRule) readProtocols(c *clause) error {
 	numbers := portsOf{}
 	for n, written := range r.Protocols {

@@ -20,14 +20,15 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Names of chains and sets that are always there.
+// Names of chains and sets that always exist.
 const (
 	chainEgress  = "egress"
 	chainIngress = "ingress"
-	// The chains of the hook output judge packets that the node sends for others.
+	// The chains of the hook output decide about packets that the node sends for others.
 	chainEgressOutput  = "egress-output"
 	chainIngressOutput = "ingress-output"
-	// The chain of the hook input judges packets of pods to their own node, and egressNode has the rules for its addresses.
+	// The chain of the hook input decides about packets of pods to their own node. egressNode has the
+	// rules for addresses of the node.
 	chainEgressInput = "egress-input"
 	chainEgressNode  = "egress-node"
 	chainInput       = "input"
@@ -39,13 +40,14 @@ const (
 	setGroups        = "groups6"
 )
 
-// Counters of packets that no policy allows, of pods that policies isolate.
+// Counters of packets of isolated pods that no policy allows.
 const (
 	CounterIsolationIngress = "isolation-ingress"
 	CounterIsolationEgress  = "isolation-egress"
 )
 
-// hash returns a text of 24 letters and digits, of 120 bits: nobody finds two policies that share one.
+// hash returns a text of 24 letters and digits, of 120 bits: nobody can find two policies with the
+// same hash.
 func hash(identity string) string {
 	sum := sha256.Sum256([]byte(identity))
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:15]))
@@ -53,10 +55,10 @@ func hash(identity string) string {
 
 func (n portName) text() string { return fmt.Sprintf("%d/%s", n.protocol, n.name) }
 
-// compiler makes chains and keeps unchanged ones.
+// compiler makes chains and reuses unchanged chains.
 type compiler struct {
 	*Index
-	// pass counts how often the chains were looked through. A pass drops the chains and sets that it does not
+	// pass counts the passes through the chains. Each pass drops the chains and sets that it does not
 	// use.
 	pass   uint64
 	chains map[string]*chain
@@ -66,15 +68,15 @@ type compiler struct {
 	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
-	// maps and onNode make up the ruleset of the node; own has the sets by which pods call themselves, and base the
-	// base chains that look into these.
+	// maps and onNode make up the ruleset of the node. own has the sets for pods that call themselves;
+	// base has the base chains that use these sets.
 	maps   map[string]*ruleset.Map
 	onNode *contents
 	own    map[string]*ruleset.Set
 	base   map[string]*ruleset.Chain
 }
 
-// chain is a chain with the sets and chains that it names.
+// chain is a chain of a ruleset, with the sets and chains that it names.
 type chain struct {
 	*ruleset.Chain
 	// content identifies the rules of the chain: equal content makes an equal chain.
@@ -83,7 +85,7 @@ type chain struct {
 	ranges      []*rangeSet
 	jumps       []*chain
 	used        uint64
-	// ended says that no packet comes to the end.
+	// ended says that no packet reaches the end of the chain.
 	ended bool
 }
 
@@ -92,15 +94,16 @@ type rangeSet struct {
 	used uint64
 }
 
-// setBase makes the base chains of the node, unless they are there. A packet runs through both of a hook in this
-// order. A packet that one accepts goes on to the other.
+// setBase makes the base chains of the node, unless they exist. A packet passes both base chains of
+// a hook in this order, also after the first one accepts it.
 func (c *compiler) setBase() {
 	if c.base != nil {
 		return
 	}
 	base := func(name string, hook ruleset.Hook, source, destination [2]string, before ...ruleset.Rule) *ruleset.Chain {
 		rules := slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
-			// Pods on one bridge send these; the node sees them like forwarded packets.
+			// Pods on a bridge send neighbour discovery to each other; the node sees it like forwarded
+			// packets.
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 			multicastListeners(),
 		}, c.toItself(hook))
@@ -110,8 +113,8 @@ func (c *compiler) setBase() {
 		return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
 	}
 	egress, ingress, none := [2]string{"egress4", "egress6"}, [2]string{"ingress4", "ingress6"}, [2]string{}
-	// A packet to a Service of kube-proxy in mode ipvs comes to the node as to an address of its own, and
-	// leaves it for the pod that was chosen by the hook output, with the source of the one that sent it.
+	// With kube-proxy in mode ipvs, a packet to a Service comes to the node as to an address of the
+	// node. It leaves through the hook output to the chosen pod, with the source of its sender.
 	own := ruleset.Rule{LocalSource: true, Verdict: ruleset.Accept}
 	c.base = map[string]*ruleset.Chain{
 		chainEgressInput:   toNode,
@@ -123,7 +126,8 @@ func (c *compiler) setBase() {
 	}
 }
 
-// toNode and atNode are the chains of packets of pods to their own node. The ones to Services, which kube-proxy in mode ipvs sends on, are none.
+// toNode and atNode are the chains for packets of pods to their own node, except packets to
+// Services that kube-proxy in mode ipvs sends on.
 var toNode, atNode = func() (to, at *ruleset.Chain) {
 	to = &ruleset.Chain{Name: chainEgressInput, Hook: ruleset.Input, Rules: []ruleset.Rule{
 		{Established: true, Verdict: ruleset.Accept},
@@ -139,8 +143,8 @@ var toNode, atNode = func() (to, at *ruleset.Chain) {
 	return to, at
 }()
 
-// toItself returns the rules for a pod that calls itself through a Service. Others may send from its address, but
-// not by its link. A packet that the node sends has come by none any more.
+// toItself returns the rules for a pod that calls itself through a Service. Others may send from
+// its address, but not by its link. At the hook output the incoming link is not known.
 func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 	var all []ruleset.Rule
 	for _, family := range ruleset.Families {
@@ -162,7 +166,8 @@ func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 	return all
 }
 
-// linkSets are the addresses that no router passes on, of the host and of a link, the unspecified one of IPv6, and the groups.
+// linkSets are the addresses that no router forwards: loopback and link-local addresses, the
+// unspecified address of IPv6, and multicast groups.
 var linkSets = []*ruleset.Set{
 	{Name: setLink + "4", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges("127.0.0.0/8", "169.254.0.0/16")},
 	{Name: setLink + "6", Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: ranges("::/128", "fe80::/10")},
@@ -182,10 +187,10 @@ func multicastListeners() ruleset.Rule {
 	return ruleset.Rule{Family: ruleset.IPv6, MulticastListener: true, Source: setLink + "6", Destination: setGroups, Verdict: ruleset.Accept}
 }
 
-// empty is the ruleset where nothing is governed.
+// empty is the ruleset if no pod is governed.
 var empty = &ruleset.Ruleset{}
 
-// Node returns the ruleset of the node. It has no chains where no policy selects a pod of the node.
+// Node returns the ruleset of the node. It has no chains if no policy selects a pod of the node.
 func (x *Index) Node() *ruleset.Ruleset {
 	x.settle()
 	c := &x.compiler
@@ -226,7 +231,8 @@ func withSets(last *ruleset.Ruleset, collections map[string]*collection) *rulese
 }
 
 // Pod returns the ruleset of the network namespace of a pod of this node, for its direct
-// interfaces. It has no chains where there are none such, or no policy selects the pod; it is nil if no such pod is here.
+// interfaces. It has no chains if the pod has no direct interfaces, or if no policy selects the
+// pod. It is nil if the pod is not on this node.
 func (x *Index) Pod(uid types.UID) *ruleset.Ruleset {
 	x.settle()
 	l := x.locals[uid]
@@ -297,9 +303,10 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	return next
 }
 
-// isProbedByWire returns whether the node's own packets to an address of the pod come by a direct interface. Only
-// their source tells them there, and any host may send from it, so it counts for no other pod: not for further
-// interfaces of a pod that the node reaches otherwise. The kubelet probes the addresses of the pod's status.
+// isProbedByWire reports whether the node's own packets to an address of the pod come by a direct
+// interface, such as the kubelet's probes of the addresses in the pod's status. There only the
+// source identifies them, and any host may forge it. So the exception is only for pods that need
+// it, and not for further interfaces of a pod that the node reaches in another way.
 func (l *local) isProbedByWire(family ruleset.Family) bool {
 	probed := l.Addresses
 	if l.pod != nil && len(l.pod.Addresses) > 0 {
@@ -308,7 +315,7 @@ func (l *local) isProbedByWire(family ruleset.Family) bool {
 	return slices.ContainsFunc(l.ByWire, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == family && slices.Contains(probed, a) })
 }
 
-// contents are the chains of a ruleset, and the sets and collections that they name.
+// contents has the chains of a ruleset, and the sets and collections that they name.
 type contents struct {
 	chains      map[string]*ruleset.Chain
 	sets        map[string]*ruleset.Set
@@ -345,7 +352,7 @@ func (x *Index) settle() {
 	x.fill()
 }
 
-// reshape makes the chains of all pods anew, and of these the maps and sets of the node.
+// reshape makes the chains of all pods anew, and from them the maps and sets of the node.
 func (c *compiler) reshape() {
 	c.pass++
 	c.combinations = map[combinationKey][]combination{}
@@ -384,8 +391,8 @@ func (c *compiler) reshape() {
 	c.maps = next
 }
 
-// dispatch returns the maps from the addresses of pods to their chains, which it adds to the contents of the
-// node, and the sets by which pods call themselves.
+// dispatch returns the maps from the addresses of pods to their chains, and the sets for pods that
+// call themselves. It adds the chains to the contents of the node.
 func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[string]*ruleset.Set) {
 	next = map[string]*ruleset.Map{}
 	for _, family := range ruleset.Families {
@@ -414,9 +421,9 @@ func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[
 	return next, ownSets(holders, governed)
 }
 
-// ownSets returns the sets, of those that are not empty, by which governed pods call themselves. What a pod sends
-// by a link that leads to it only, and what leaves by this link, is between the pod and itself, and the set of such
-// links grows without a change of rules. On a link that other pods share it takes both addresses.
+// ownSets returns the non-empty sets for governed pods that call themselves. A packet that comes
+// and leaves by a link of a single pod is from the pod to itself; a new such link changes only the
+// set, and no rule. On a link that pods share, both addresses must be checked.
 func ownSets(holders, governed map[netip.Addr]*local) map[string]*ruleset.Set {
 	all := map[string]*ruleset.Set{}
 	set := func(name string, family ruleset.Family, kind ruleset.Kind) *ruleset.Set {
@@ -447,14 +454,14 @@ func ownSets(holders, governed map[netip.Addr]*local) map[string]*ruleset.Set {
 		slices.SortFunc(s.Links, ruleset.Link.Compare)
 		slices.SortFunc(s.Pairs, ruleset.Pair.Compare)
 		slices.Sort(s.Interfaces)
-		// An address that is seen of a pod may also be on record.
+		// A seen address of a pod may also be in its record.
 		s.Links, s.Pairs, s.Interfaces = slices.Compact(s.Links), slices.Compact(s.Pairs), slices.Compact(s.Interfaces)
 	}
 	return all
 }
 
-// setOwn makes these the sets by which pods call themselves. Equal sets stay the same, and so do the base chains
-// where they look into sets of the same names.
+// setOwn replaces the sets for pods that call themselves. Equal sets stay the same objects, and so
+// do the base chains if the names of the sets are the same.
 func (c *compiler) setOwn(own map[string]*ruleset.Set) {
 	for name, s := range own {
 		last := c.own[name]
@@ -470,8 +477,9 @@ func (c *compiler) setOwn(own map[string]*ruleset.Set) {
 	c.own = own
 }
 
-// served returns the addresses at which a pod meets itself where it calls a Service from an address of its own: as
-// an endpoint, it has the addresses of its status, one of each family. All pairs of its addresses would be many.
+// served returns the addresses at which a pod reaches itself when it calls a Service from an
+// address of its own: endpoints have the addresses of the pod's status, one of each family. Pairs
+// of all its addresses would be too many.
 func (l *local) served(from netip.Addr) []netip.Addr {
 	if l.pod == nil {
 		return []netip.Addr{from}
@@ -479,8 +487,8 @@ func (l *local) served(from netip.Addr) []netip.Addr {
 	return append(slices.Clone(l.pod.Addresses), from)
 }
 
-// holders returns the pod to which the packets of each address belong: a pod with the address on record;
-// else in the cluster; else on an interface. Of several such pods the newest counts.
+// holders returns the pod to which the packets of each address belong: a pod with the address in
+// its record, else in the cluster, else on an interface. Of several such pods the newest counts.
 func (c *compiler) holders() map[netip.Addr]*local {
 	all := map[netip.Addr]*local{}
 	for _, addresses := range []func(*local) []netip.Addr{
@@ -529,7 +537,7 @@ func (c *compiler) sweep() {
 	}
 }
 
-// addresses returns the addresses that the record has and that the cluster shows, each once.
+// addresses returns the addresses from the record and from the cluster, each once.
 func (l *local) addresses() []netip.Addr {
 	all := l.Addresses
 	if l.pod != nil {
@@ -585,8 +593,8 @@ func (i *intent) side(d ruleset.Direction) *side {
 	return i.egress
 }
 
-// combination returns the chain of a local pod in one direction, for packets of a family; nil
-// where no policy has a say.
+// combination returns the chain of a local pod in one direction, for packets of a family; nil if no
+// policy applies.
 func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Family) *chain {
 	if l.Ungoverned {
 		return nil
@@ -599,7 +607,7 @@ func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Fam
 		s = &l.ingress
 	}
 	made := &s.made[family-ruleset.IPv4]
-	// A chain that nobody used in a pass is gone, with its sets.
+	// A pass may have dropped the unused chain and its sets.
 	if !made.done || made.chain != nil && c.chains[made.chain.Name] != made.chain {
 		made.chain, made.done = c.combine(s, l.pod, d, family), true
 	}
@@ -609,8 +617,8 @@ func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Fam
 	return made.chain
 }
 
-// combine returns the chain of policies, nil where none has a say. Most pods have the policies of
-// another one, and their chain is found without going through these.
+// combine returns the chain of policies, nil if no policy applies. Most pods have the same policies
+// as another pod, so their chain exists already.
 func (c *compiler) combine(s *selected, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	if len(s.policies) == 0 {
 		return nil
@@ -690,7 +698,7 @@ func (c *compiler) combineAnew(s *selected, pod *Pod, d ruleset.Direction, famil
 	})
 }
 
-// unknown is the chain of a pod that the cluster has not shown, where policies may select it.
+// unknown returns the chain of a pod that the cluster has not shown yet, if policies may select it.
 func (c *compiler) unknown(l *local, d ruleset.Direction) *chain {
 	for _, policies := range [][]*intent{c.of[l.Namespace], c.admin, c.baseline} {
 		for _, i := range policies {
@@ -709,7 +717,8 @@ func letter(d ruleset.Direction) string {
 	return "e"
 }
 
-// dns returns the rules by which a pod that NetworkPolicies isolate reaches the DNS cache of its node: nobody writes its address into policies.
+// dns returns the rules by which an isolated pod reaches the DNS cache of its node: nobody writes
+// the address of the cache into policies.
 func dns(d ruleset.Direction, family ruleset.Family) (all []ruleset.Rule) {
 	if d == ruleset.Ingress {
 		return nil
@@ -720,7 +729,7 @@ func dns(d ruleset.Direction, family ruleset.Family) (all []ruleset.Rule) {
 	return all
 }
 
-// isolation returns the rule that drops packets which no NetworkPolicy allows.
+// isolation returns the rule that drops packets that no NetworkPolicy allows.
 func isolation(d ruleset.Direction) ruleset.Rule {
 	counter := CounterIsolationIngress
 	if d == ruleset.Egress {
@@ -729,7 +738,8 @@ func isolation(d ruleset.Direction) ruleset.Rule {
 	return ruleset.Rule{Verdict: ruleset.Drop, Counter: counter, Origin: &ruleset.Origin{Direction: d}}
 }
 
-// policy is the chain of a NetworkPolicy. Pods share it unless names of ports mean others on each.
+// policy returns the chain of a NetworkPolicy. Pods share the chain unless the same port name has
+// different numbers on them.
 func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	s := i.side(d)
 	if d == ruleset.Ingress && len(s.names) > 0 {
@@ -744,8 +754,8 @@ func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family rules
 	return e
 }
 
-// policies returns the chain of policies in their order. A packet returns from it if no rule decides, or if
-// a rule passes it to the next tier.
+// policies returns the chain of policies in their order. A packet returns from the chain if no rule
+// decides, or if a rule passes it to the next tier.
 func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	var identity, content strings.Builder
 	resolved := make([]map[portName][]uint32, len(policies))
@@ -766,8 +776,8 @@ func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d rules
 	})
 }
 
-// resolve returns the ports of a pod that have the names, each as protocol and number, and
-// writes them down.
+// resolve returns the pod's ports with these names, as numbers by protocol, and writes them to
+// text.
 func resolve(names []portName, pod *Pod, text *strings.Builder) map[portName][]uint32 {
 	if len(names) == 0 {
 		return nil
@@ -788,8 +798,8 @@ func resolve(names []portName, pod *Pod, text *strings.Builder) map[portName][]u
 	return resolved
 }
 
-// ensure returns the chain of a name, made anew if its content is another. The chains to which it
-// jumps may be others though they have the names that its content has.
+// ensure returns the chain of a name, and makes it anew if its content has changed. The chains to
+// which it jumps may have changed although their names in the content are the same.
 func (c *compiler) ensure(name, content string, jumps []*chain, fill func(*chain)) *chain {
 	last := c.chains[name]
 	if last != nil && last.content == content {
@@ -832,11 +842,11 @@ type rendering struct {
 	direction ruleset.Direction
 	family    ruleset.Family
 	blocks    []netipx.IPRange
-	// anyPeer says that the clause is about every address of the family.
+	// anyPeer says that the clause matches every address of the family.
 	anyPeer bool
 }
 
-// render adds the rules that carry a clause out.
+// render adds the rules of a clause to a chain.
 func (c *compiler) render(e *chain, i *intent, cl clause, d ruleset.Direction, family ruleset.Family, resolved map[portName][]uint32) {
 	of := rendering{compiler: c, chain: e, clause: cl, direction: d, family: family}
 	for _, r := range cl.blocks {
@@ -944,7 +954,7 @@ func withResolved(ports []protocolPorts, names []portName, resolved map[portName
 	return all.list()
 }
 
-// add adds a rule, unless no packet comes to it.
+// add adds a rule, unless no packet can reach it.
 func (e *chain) add(rule ruleset.Rule) {
 	if e.ended {
 		return
@@ -953,7 +963,7 @@ func (e *chain) add(rule ruleset.Rule) {
 	e.ended = rule.Family == ruleset.AnyFamily && rule.Protocol == ruleset.AnyProtocol
 }
 
-// use has a chain use a set of a peer and returns its name.
+// use makes a chain use a set of a peer, and returns the set's name.
 func (c *compiler) use(e *chain, selection podSelection, w elementKind) string {
 	collection := c.collection(selection, w)
 	collection.used = c.pass
@@ -961,7 +971,7 @@ func (c *compiler) use(e *chain, selection podSelection, w elementKind) string {
 	return collection.name
 }
 
-// useRanges has a chain use a set of ranges and returns its name.
+// useRanges makes a chain use a set of ranges, and returns the set's name.
 func (c *compiler) useRanges(e *chain, ranges []netipx.IPRange, family ruleset.Family) string {
 	next := &ruleset.Set{Family: family, Kind: ruleset.Ranges}
 	var text strings.Builder
@@ -980,12 +990,12 @@ func (c *compiler) useRanges(e *chain, ranges []netipx.IPRange, family ruleset.F
 	return next.Name
 }
 
-// coversFamily says whether a set has all addresses of its family, of which no set is needed.
+// coversFamily reports whether ranges have all addresses of their family, so that no set is needed.
 func coversFamily(ranges []netipx.IPRange) bool {
 	return len(ranges) == 1 && ranges[0].From().IsUnspecified() && !ranges[0].To().Next().IsValid()
 }
 
-// counterName is of a policy's counter in a direction.
+// counterName returns the name of a policy's counter in a direction.
 func counterName(of string, i *intent, d ruleset.Direction) string {
 	return of[:1] + letter(d) + "-" + hash(i.kind+" "+i.NamespacedName.String())
 }

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Copy returns an Index of the same cluster and policies without pods of the node. It says what other pods of
-// the node would mean; nothing tells it of changes.
+// Copy returns an Index of the same cluster and policies, without pods of the node, to try other
+// pods of the node. It does not follow changes.
 func (x *Index) Copy() *Index {
 	copied := NewIndex(x.cluster)
 	copied.namespaces, copied.nodeAddress, copied.nodeDNS, copied.revision = maps.Clone(x.namespaces), x.nodeAddress, x.nodeDNS, x.revision

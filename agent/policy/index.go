@@ -16,41 +16,44 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Local is a pod of this node, by the agent's own record of it.
+// Local is a pod of this node, from the agent's own record.
 type Local struct {
 	types.NamespacedName
 	// UID is the UID of the pod in the API.
 	UID types.UID
-	// Addresses has the addresses of the record. They count as the pod's, as its own and as a peer of others,
-	// beside its addresses in the cluster.
+	// Addresses has the addresses of the record. Together with the pod's addresses in the cluster they
+	// count for the pod itself and as a peer of others.
 	Addresses []netip.Addr
-	// Seen has further addresses of its interfaces on bridges of the node. The policies of the pod hold
-	// for them too; but it is no peer by them, since a pod can give itself any, and they belong to
-	// another pod that has them in another way.
+	// Seen has further addresses of its interfaces on bridges of the node. The policies of the pod
+	// hold for them, too. They do not make the pod a peer, because a pod can give itself any address.
+	// If another pod has such an address in its record or in the cluster, the address belongs to this
+	// other pod.
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
-	// Ways are the node's links by which the packets of other interfaces come, sorted. Shared says that one of them
-	// leads to other pods as well, as a bridge does.
+	// Ways are the node's links by which the packets of all other interfaces come, sorted. Shared says
+	// that any of them leads to other pods, too, as a bridge does.
 	Ways   []string
 	Shared bool
-	// ByWire are the addresses of Direct, sorted, to which the node's own packets come through the network.
+	// ByWire are the addresses of Direct, sorted, that the node's own packets reach through the
+	// network.
 	ByWire []netip.Addr
-	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of other
-	// pods all the same.
+	// Ungoverned says that no policy governs the pod, even if policies select it. It still is a peer
+	// of other pods.
 	Ungoverned bool
 }
 
 // Index keeps the rulesets of a node up to date while policies, pods and namespaces change.
 // A change costs as much as it changes: a pod changes the sets to which it belongs.
 //
-// It reads pods from its Cluster when a set comes into use, and keeps none but the addresses in
-// the sets that rules of the node's own pods name. Each change of the Cluster is told to it after
-// the Cluster has it; being told twice, or late, does no harm.
+// It reads pods from its Cluster when a set comes into use. It keeps no pods, only addresses in the
+// sets that rules of the node's own pods name. Each change is reported to the Index after the
+// Cluster has it; a repeated or late report does no harm.
 //
 // It is not safe for parallel use.
 type Index struct {
-	// Told, if given, is called after each change of the cluster that the Index was told, which may be one of a policy.
+	// Told, if given, is called after each reported change of the cluster; ofPolicy says that a policy
+	// changed.
 	Told func(ofPolicy bool)
 
 	cluster    Cluster
@@ -58,7 +61,8 @@ type Index struct {
 
 	network  map[types.NamespacedName]*intent
 	clusters map[string]*intent
-	// of has the NetworkPolicies of a namespace by name; admin and baseline the others in their order.
+	// of has the NetworkPolicies of a namespace by name; admin and baseline have the
+	// ClusterNetworkPolicies in their order.
 	of              map[string][]*intent
 	admin, baseline []*intent
 	revision        uint64
@@ -69,14 +73,14 @@ type Index struct {
 
 	peers     map[string]*peer
 	directory *directory
-	// unfilled are the collections that are to be read from the cluster.
+	// unfilled are the collections that have to be read from the cluster.
 	unfilled map[*collection]struct{}
 
 	compiler compiler
 	// node is the ruleset of the node, made of its contents.
 	node     *ruleset.Ruleset
 	contents *contents
-	// reshape says that chains and maps may have changed; else only sets have.
+	// reshape says that chains and maps may have changed; otherwise only sets have changed.
 	reshape              bool
 	nodeAddress, nodeDNS [2]*ruleset.Set
 }
@@ -85,15 +89,15 @@ type Index struct {
 type local struct {
 	Local
 	arrival uint64
-	// pod has the pod as the cluster last showed it; nil before it showed any. A pod that it
-	// shows no more keeps its labels until it is gone from the node.
+	// pod is the last state of the pod in the cluster; nil before the first one. A pod that is gone
+	// from the cluster keeps its labels until it is gone from the node.
 	pod *Pod
-	// present says that the cluster shows it.
+	// present says that the pod is in the cluster.
 	present bool
-	// former has the last labels of its namespace that the cluster showed before that was deleted; nil else.
+	// former has the last labels of its namespace if the namespace was deleted.
 	former map[string]string
 
-	// ingress and egress have the policies that select it; they are valid unless stale.
+	// ingress and egress have the policies that select the pod; they are valid unless stale.
 	stale           bool
 	ingress, egress selected
 	ruleset         *ruleset.Ruleset
@@ -103,7 +107,8 @@ type local struct {
 // NetworkPolicies, Baseline.
 type selected struct {
 	policies []*intent
-	// made has their chains by family, where anybody asked. A chain is nil where none has a rule.
+	// made has the chains of the policies by family, if they were asked for. A chain is nil if no
+	// policy has a rule.
 	made [2]struct {
 		done  bool
 		chain *chain
@@ -130,10 +135,11 @@ func NewIndex(cluster Cluster) *Index {
 	return x
 }
 
-// HasPolicies returns whether there is any policy.
+// HasPolicies reports whether there is any policy.
 func (x *Index) HasPolicies() bool { return len(x.network)+len(x.clusters) > 0 }
 
-// HasPolicy returns whether there is a policy of the name. ClusterNetworkPolicies have no namespace.
+// HasPolicy reports whether there is a policy of the name. ClusterNetworkPolicies have no
+// namespace.
 func (x *Index) HasPolicy(name types.NamespacedName) bool {
 	if name.Namespace == "" {
 		return x.clusters[name.Name] != nil
@@ -141,7 +147,7 @@ func (x *Index) HasPolicy(name types.NamespacedName) bool {
 	return x.network[name] != nil
 }
 
-// SetNetworkPolicy adds a policy or replaces the one of its name.
+// SetNetworkPolicy adds a policy, or replaces the policy of the same name.
 func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	next := readNetworkPolicy(p)
 	last := x.network[next.NamespacedName]
@@ -181,7 +187,7 @@ func (x *Index) DeleteNetworkPolicy(namespace, name string) {
 	x.tell(true)
 }
 
-// SetClusterPolicy adds a policy or replaces the one of its name.
+// SetClusterPolicy adds a policy, or replaces the policy of the same name.
 func (x *Index) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
 	next := readClusterPolicy(p)
 	last := x.clusters[next.Name]
@@ -220,7 +226,7 @@ func comparePolicies(a, b *intent) int {
 	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.Name, b.Name))
 }
 
-// revise numbers the sides of a policy; an unchanged one keeps its number.
+// revise numbers the sides of a policy; an unchanged side keeps its number.
 func (x *Index) revise(last, next *intent) {
 	side := func(last, next *side) {
 		switch {
@@ -239,17 +245,17 @@ func (x *Index) revise(last, next *intent) {
 	side(last.egress, next.egress)
 }
 
-// reselect has the local pods look anew for their policies that a policy selects or did.
+// reselect marks local pods stale that a policy selects, or selected before the change.
 func (x *Index) reselect(last, next *intent) {
 	for _, l := range x.locals {
-		// Of pods that are not known, any policy may be.
+		// Any policy may select a pod that is not known.
 		if l.pod == nil || last != nil && x.selects(last, l) || next != nil && x.selects(next, l) {
 			l.stale, x.reshape = true, true
 		}
 	}
 }
 
-// selects says whether a policy has a local pod as its subject.
+// selects reports whether a policy has a local pod as its subject.
 func (x *Index) selects(i *intent, l *local) bool {
 	if i.subject.scope.namespace != "" && i.subject.scope.namespace != l.Namespace {
 		return false
@@ -258,8 +264,8 @@ func (x *Index) selects(i *intent, l *local) bool {
 	return i.subject.scope.matches(l.Namespace, labels, known) && i.subject.pods.matches(l.pod.Labels)
 }
 
-// labelsOver returns the labels of a local pod's namespace, which may be gone from the cluster, with the pod, while
-// the pod runs on.
+// labelsOver returns the labels of a local pod's namespace. Namespace and pod may be gone from the
+// cluster while the pod still runs.
 func (x *Index) labelsOver(l *local) (labels map[string]string, known bool) {
 	labels, known = x.namespaces[l.Namespace]
 	if l.former != nil && !(known && l.present) {
@@ -299,8 +305,8 @@ func (x *Index) SetNamespace(name string, labels map[string]string) {
 	x.tell(false)
 }
 
-// DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force may run on, and
-// keep its last labels: a namespace that takes the name has them not.
+// DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force
+// may still run; they keep its last labels, which a new namespace of the name does not have.
 func (x *Index) DeleteNamespace(name string) {
 	if last, known := x.namespaces[name]; known {
 		for _, l := range x.locals {
@@ -317,12 +323,13 @@ func (x *Index) DeleteNamespace(name string) {
 	}
 }
 
-// relabeled puts the pods of a namespace into the sets to which it came, and takes them out of those that it left.
+// relabeled adds the pods of a namespace to sets that now select the namespace, and removes them
+// from sets that no longer do.
 func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
 	delete(x.directory.found, name)
 	var came []*scopePeers
 	for _, s := range x.directory.scopes {
-		// A namespace that is not known is not read, also where its pods are known already.
+		// A namespace that is not known does not count, even if its pods are known already.
 		was, is := known && s.matches(name, last, true), knows && s.matches(name, labels, true)
 		switch {
 		case s.namespace != "" || was == is:
@@ -378,8 +385,8 @@ func (s *scopePeers) each(do func(*peer)) {
 	}
 }
 
-// SetPod replaces a pod as the cluster had it by the pod as the cluster has it. Either may be nil.
-// It keeps neither.
+// SetPod replaces the earlier state of a pod in the cluster by the present state. Either may be
+// nil. It keeps neither.
 func (x *Index) SetPod(was, is *Pod) {
 	defer x.tell(false)
 	if was != nil {
@@ -424,7 +431,7 @@ func (x *Index) member(pod *Pod, do func(*collection, *Pod, []netip.Addr)) {
 	})
 }
 
-// extra is the addresses of a pod by the agent's record.
+// extra returns the addresses of a pod from the agent's record.
 func (x *Index) extra(pod *Pod) []netip.Addr {
 	if l := x.locals[pod.UID]; l != nil {
 		return l.Addresses
@@ -440,8 +447,8 @@ func clonePod(pod *Pod) *Pod {
 	return &clone
 }
 
-// SetLocal adds a pod of this node or replaces the one of its UID. Of several pods with one address
-// the one that was added last has its packets.
+// SetLocal adds a pod of this node, or replaces the pod of the same UID. If several pods have the
+// same address, its packets belong to the pod that was added last.
 func (x *Index) SetLocal(given Local) {
 	l := x.locals[given.UID]
 	if l == nil {
@@ -467,7 +474,7 @@ func (x *Index) SetLocal(given Local) {
 	}
 }
 
-// SetLocals makes these the pods of this node, all of them.
+// SetLocals replaces all pods of this node.
 func (x *Index) SetLocals(all []Local) {
 	now := map[types.UID]bool{}
 	for _, l := range all {
@@ -499,8 +506,8 @@ func (x *Index) DeleteLocal(uid types.UID) {
 	}
 }
 
-// Governs says whether any policy has a say about a pod of this node, or may have where the cluster
-// has not shown the pod.
+// Governs reports whether any policy applies to a pod of this node, or may apply because the
+// cluster has not shown the pod yet.
 func (x *Index) Governs(uid types.UID) bool {
 	x.settle()
 	l := x.locals[uid]
@@ -513,9 +520,9 @@ func (x *Index) Governs(uid types.UID) bool {
 	return len(l.ingress.policies)+len(l.egress.policies) > 0
 }
 
-// Selecting returns the policies that have a say about a pod of this node, by direction, in the
-// order in which they are asked: each as the origin of its rules, without a rule. It is none
-// for a pod that the cluster has not shown.
+// Selecting returns the policies that apply to a pod of this node, by direction and in their order:
+// each as the origin of its rules, without a rule. There are none for a pod that the cluster has
+// not shown yet.
 func (x *Index) Selecting(uid types.UID) map[ruleset.Direction][]ruleset.Origin {
 	x.settle()
 	all := map[ruleset.Direction][]ruleset.Origin{}
@@ -529,8 +536,8 @@ func (x *Index) Selecting(uid types.UID) map[ruleset.Direction][]ruleset.Origin 
 	return all
 }
 
-// SetNodeAddresses makes these the addresses of this node, which always reach its pods, and the ones of its DNS cache, which its pods
-// always reach at port 53.
+// SetNodeAddresses sets the addresses of this node, which always reach its pods, and the addresses
+// of its DNS cache, which its pods always reach at port 53.
 func (x *Index) SetNodeAddresses(own, dns []netip.Addr) {
 	x.setAddresses(&x.nodeAddress, ruleset.NodeAddresses, own)
 	x.setAddresses(&x.nodeDNS, setNodeDNS, dns)
@@ -552,7 +559,7 @@ func (x *Index) setAddresses(sets *[2]*ruleset.Set, name string, addresses []net
 	}
 }
 
-// peer returns the peer of a selection, which may be new.
+// peer returns the peer of a selection, and makes it if necessary.
 func (x *Index) peer(selection podSelection) *peer {
 	key := selection.key()
 	p := x.peers[key]
@@ -564,7 +571,7 @@ func (x *Index) peer(selection podSelection) *peer {
 	return p
 }
 
-// collection returns a set of a peer, which may be new.
+// collection returns a set of a peer, and makes it if necessary.
 func (x *Index) collection(selection podSelection, w elementKind) *collection {
 	p := x.peer(selection)
 	c := p.collections[w]

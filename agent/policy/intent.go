@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Problem is something in a policy that cannot be carried out as it is written.
+// Problem is a part of a policy that cannot be carried out as written.
 type Problem struct {
 	// Kind is NetworkPolicy or ClusterNetworkPolicy.
 	Kind string
@@ -29,14 +29,14 @@ const (
 	KindClusterNetworkPolicy = "ClusterNetworkPolicy"
 )
 
-// intent is a policy of either kind in one form: it is parsed, and nothing is looked up.
+// intent is the parsed form of a policy of either kind. Nothing is looked up in the cluster.
 type intent struct {
 	kind string
 	types.NamespacedName
 	tier     string
 	priority int32
 	subject  podSelection
-	// ingress and egress; nil where the policy has no say in a direction.
+	// ingress and egress are nil in a direction to which the policy does not apply.
 	ingress, egress *side
 	problems        []string
 }
@@ -56,12 +56,12 @@ type clause struct {
 	name   string
 	action action
 
-	// anyPeer stands for all addresses; else peers and blocks do.
+	// anyPeer stands for all addresses; otherwise peers and blocks name them.
 	anyPeer bool
 	peers   []podSelection
 	blocks  []netipx.IPRange
 
-	// anyPort stands for all protocols and ports; else ports and names do.
+	// anyPort stands for all protocols and ports; otherwise ports and names list them.
 	anyPort bool
 	ports   []protocolPorts
 	names   []portName
@@ -75,7 +75,7 @@ const (
 	pass
 )
 
-// protocolPorts are ports of a protocol; all where there are no ranges.
+// protocolPorts are ports of a protocol; without ranges, all ports.
 type protocolPorts struct {
 	protocol ruleset.Protocol
 	ranges   []ruleset.PortRange
@@ -146,7 +146,7 @@ func (c *clause) finish() {
 	c.names = slices.Compact(c.names)
 }
 
-// finish gathers the names of a side's clauses, where there is one.
+// finish collects the port names of a side's clauses. The side may be nil.
 func (s *side) finish() {
 	if s == nil {
 		return
@@ -164,8 +164,8 @@ func (i *intent) report(field string, format string, args ...any) {
 	i.problems = append(i.problems, field+": "+fmt.Sprintf(format, args...))
 }
 
-// selectionOf reads a pair of selectors. A nil selector of namespaces selects the policy's namespace,
-// and a nil selector of pods every pod.
+// selectionOf reads a pair of selectors. A nil selector of namespaces selects the policy's
+// namespace, and a nil selector of pods every pod.
 func selectionOf(namespace string, namespaces, pods *metav1.LabelSelector) (podSelection, error) {
 	s := podSelection{scope: scope{namespace: namespace}}
 	var err error

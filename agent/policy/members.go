@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// owner stands for a pod by its namespace and UID in the memberships of sets: an address that belongs to two
-// pods for a moment stays until both are gone, and an address told twice counts once.
+// owner identifies a pod by its namespace and UID in the memberships of sets. So an address of two
+// pods stays until both are gone, and an address that is reported twice counts once.
 type owner struct{ namespace, uid uint64 }
 
 var ownerSeed = maphash.MakeSeed()
@@ -23,7 +23,8 @@ func ownerOf(pod *Pod) owner {
 
 func hashOf(text string) uint64 { return maphash.String(ownerSeed, text) }
 
-// member is an element of a set with its owner. An address is an endpoint without a protocol and a port.
+// member is an element of a set with its owner. An address is an endpoint without a protocol and a
+// port.
 type member struct {
 	ruleset.Endpoint
 	owner owner
@@ -36,7 +37,8 @@ func compareMembers(a, b member) int {
 	return cmp.Or(cmp.Compare(a.owner.uid, b.owner.uid), cmp.Compare(a.owner.namespace, b.owner.namespace))
 }
 
-// elementKind selects the elements of a peer's set: addresses of a family, or endpoints of a named port.
+// elementKind selects the elements of a peer's set: addresses of a family, or endpoints of a named
+// port.
 type elementKind struct {
 	family ruleset.Family
 	port   portName
@@ -50,12 +52,12 @@ type collection struct {
 
 	// members are sorted.
 	members []member
-	// filled says that the members were read from the cluster; else they are to be read.
+	// filled says that the members were read from the cluster.
 	filled bool
-	// set has the members, but for changes when dirty.
+	// set has the members; if dirty, without the latest changes.
 	set   *ruleset.Set
 	dirty bool
-	// used is the pass that found the set in use last.
+	// used is the last pass that found the set in use.
 	used uint64
 }
 
@@ -80,7 +82,7 @@ func (c *collection) each(pod *Pod, extra []netip.Addr, do func(member)) {
 	}
 }
 
-// resolves says whether a port of a pod is the one that is named.
+// resolves reports whether the name means this port of a pod.
 func (n portName) resolves(port NamedPort) (ruleset.Protocol, bool) {
 	protocol, ok := protocolOf(port.Protocol)
 	return protocol, ok && port.Name == n.name && port.Port != 0 && (n.protocol == ruleset.AnyProtocol || n.protocol == protocol)
@@ -113,7 +115,7 @@ func (c *collection) removeNamespace(name string) {
 	c.dirty = c.dirty || len(c.members) < before
 }
 
-// sort puts members in order that were appended.
+// sort sorts the members after new members were appended.
 func (c *collection) sort() {
 	slices.SortFunc(c.members, compareMembers)
 	c.members = slices.Clip(slices.Compact(c.members))
@@ -146,7 +148,7 @@ func (c *collection) current() *ruleset.Set {
 	return c.set
 }
 
-// peer is pods that rules name, with the sets of them that are in use.
+// peer is a selection of pods in rules, with its sets that are in use.
 type peer struct {
 	podSelection
 	name        string // its key
@@ -156,11 +158,11 @@ type peer struct {
 // directory finds the peers to which a pod belongs.
 type directory struct {
 	scopes map[string]*scopePeers
-	// found are the scopes of a namespace, as far as anybody asked.
+	// found caches the scopes of namespaces.
 	found map[string][]*scopePeers
 }
 
-// scopePeers are the peers of one scope. Peers that want a label of their pods are found by it.
+// scopePeers are the peers of a scope. Peers that require a label are found by this label.
 type scopePeers struct {
 	scope
 	byLabel map[label][]*peer
@@ -224,7 +226,7 @@ func (d *directory) forget(s scope) {
 	}
 }
 
-// in returns the scopes that a namespace is in.
+// in returns the scopes that contain a namespace.
 func (d *directory) in(namespace string, labels map[string]string, known bool) []*scopePeers {
 	found, ok := d.found[namespace]
 	if !ok {

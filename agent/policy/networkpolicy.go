@@ -17,9 +17,9 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// readNetworkPolicy reads a NetworkPolicy. An invalid piece of it allows nothing: a peer or a port
-// is left out; a policy with an invalid pod selector or invalid directions isolates all pods of its
-// namespace, or both directions.
+// readNetworkPolicy reads a NetworkPolicy. An invalid part allows nothing: an invalid peer or port
+// is left out; an invalid pod selector isolates all pods of the namespace; an invalid direction
+// isolates both directions.
 func readNetworkPolicy(p *networkingv1.NetworkPolicy) *intent {
 	i := &intent{
 		kind:           KindNetworkPolicy,
@@ -52,7 +52,7 @@ func readNetworkPolicy(p *networkingv1.NetworkPolicy) *intent {
 	return i
 }
 
-// directionsOf says in which directions a policy isolates.
+// directionsOf returns the directions in which a policy isolates.
 func directionsOf(i *intent, spec *networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0
@@ -97,7 +97,7 @@ func readNetworkRule(i *intent, field string, number int, peers []networkingv1.N
 			c.peers = append(c.peers, pods)
 		}
 	}
-	// It has sets only, which are valid.
+	// All its sets are valid.
 	set, _ := blocks.IPSet()
 	c.blocks = set.Ranges()
 
@@ -173,8 +173,8 @@ func readBlock(block *networkingv1.IPBlock) (*netipx.IPSet, error) {
 	return set.IPSet()
 }
 
-// parseCIDR reads a CIDR as the API server does, which takes leading zeros and host bits of
-// policies that are older than its stricter rules.
+// parseCIDR reads a CIDR like the API server, which accepts leading zeros and host bits in policies
+// older than its stricter rules.
 func parseCIDR(text string) (netip.Prefix, error) {
 	_, network, err := netutils.ParseCIDRSloppy(text)
 	if err != nil {

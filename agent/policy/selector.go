@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// selector is a label selector with its text: selectors that have the same requirements, in labels or in expressions, have the
-// same text. The zero selector matches everything.
+// selector is a label selector with its text: selectors that have the same requirements, in labels
+// or in expressions, have the same text. The zero selector matches everything.
 type selector struct {
 	parsed labels.Selector
 	text   string
@@ -36,7 +36,8 @@ func (s selector) matches(of map[string]string) bool {
 	return s.text == "" || s.parsed.Matches(labels.Set(of))
 }
 
-// anchor returns labels of which every match has one; false if there are none such.
+// anchor returns a key and values such that every match has a label with this key and one of the
+// values; false if there are none.
 func (s selector) anchor() (key string, values []string, ok bool) {
 	if s.text == "" {
 		return "", nil, false
@@ -50,9 +51,9 @@ func (s selector) anchor() (key string, values []string, ok bool) {
 	return key, values, ok
 }
 
-// scope says in which namespaces pods are selected: in one, or in all with certain labels.
+// scope selects namespaces: a single namespace, or all namespaces with certain labels.
 type scope struct {
-	// namespace is empty where the selector says which.
+	// namespace is empty if the selector selects the namespaces.
 	namespace string
 	selector  selector
 }
@@ -64,8 +65,8 @@ func (s scope) key() string {
 	return "namespaces " + s.selector.text
 }
 
-// matches says whether the scope has a namespace. Of a namespace that is not known, its labels
-// are not: only a selector without requirements matches.
+// matches reports whether the scope has a namespace. The labels of an unknown namespace are not
+// known: only a selector without requirements matches it.
 func (s scope) matches(name string, labels map[string]string, known bool) bool {
 	if s.namespace != "" || name == NodeNamespace {
 		return s.namespace == name

@@ -30,9 +30,9 @@ const Capability = "bandwidth"
 // Container is the network of a container, whose traffic may have limits.
 type Container struct {
 	Pod api.Pod
-	// Annotations of the pod, where Known.
+	// Annotations of the pod, if Known.
 	Annotations map[string]string
-	// Known says that the pod's annotations are known; otherwise its limits stay.
+	// Known says that the pod's annotations are known; otherwise the pod's limits stay unchanged.
 	Known bool
 	// Attaching says that interfaces may still be missing.
 	Attaching bool
@@ -50,11 +50,11 @@ const (
 	// EventNotFound (Warning on Pod): the pod or its namespace names a NetworkProfile that does not
 	// exist; the pod runs without it. Do: create the profile, or correct the annotation.
 	EventNotFound = "NetworkProfileNotFound"
-	// EventNotAllowed (Warning on Pod): the NetworkProfile is not for the pod's namespace; the pod runs
-	// without it. Do: choose another, or change the profile's namespaceSelector.
+	// EventNotAllowed (Warning on Pod): the NetworkProfile is not for the pod's namespace; the pod
+	// runs without it. Do: choose another, or change the profile's namespaceSelector.
 	EventNotAllowed = "NetworkProfileNotAllowed"
-	// EventInvalid (Warning on Pod): an annotation, or a value of the NetworkProfile, cannot be read and
-	// is ignored. Do: correct it as the note says.
+	// EventInvalid (Warning on Pod): an annotation, or a value of the NetworkProfile, cannot be read
+	// and is ignored. Do: correct it as the note says.
 	EventInvalid = "InvalidBandwidth"
 	// EventNotEnforced (Warning on Pod): the node cannot enforce a limit of the pod. Do: see
 	// docs/how-to/troubleshooting.md#a-pods-bandwidth-is-not-what-it-should-be.
@@ -66,7 +66,7 @@ type problem struct {
 	reason, note string
 }
 
-// namespace is the part of a namespace that counts.
+// namespace is the relevant part of a namespace.
 type namespace struct {
 	labels  map[string]string
 	profile string
@@ -80,8 +80,8 @@ type objects struct {
 }
 
 // compile returns the limits and the DSCP of the container's pod, without links. It returns false
-// where they are not known. Only objects that a pod's author cannot write overrule the pod: a pod's
-// annotations lower limits and choose among the profiles of its namespace.
+// if they are not known. A pod's annotations can only lower limits and choose among the profiles of
+// its namespace, so the pod's author cannot exceed the profiles.
 func (o *objects) compile(c Container) (pod shaping.Pod, problems []problem, known bool) {
 	pod = shaping.Pod{ID: c.Pod.UID, Addresses: c.Addresses}
 	ns, seen := o.namespaces[c.Pod.Namespace]
@@ -115,8 +115,8 @@ func (o *objects) compile(c Container) (pod shaping.Pod, problems []problem, kno
 	return pod, problems, true
 }
 
-// choose returns the profile of a pod: the one that the pod names if it may, or else that
-// of its namespace.
+// choose returns the profile of a pod: the profile that the pod names, if allowed, or else the
+// profile of its namespace.
 func (o *objects) choose(name string, ns namespace, wanted string) (p *v1alpha1.NetworkProfile, problems []problem) {
 	instead := "the pod has no profile"
 	if ns.profile != "" {
@@ -220,7 +220,7 @@ func checkRate(rate resource.Quantity) (uint64, error) {
 	return uint64(rate.Value()), nil
 }
 
-// wantsNothing returns whether the kernel needs nothing for the pod.
+// wantsNothing reports whether the pod needs nothing in the kernel.
 func wantsNothing(p shaping.Pod) bool {
 	none := shaping.Limit{}
 	return p.Ingress == none && p.Egress == none && p.DSCP == nil && (p.Group == nil || p.Group.Ingress == none && p.Group.Egress == none)

@@ -29,8 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// kernel brings limits into the kernel. Methods are safe in parallel and block for the
-// kernel only.
+// kernel writes limits into the kernel. Methods are safe in parallel and block for the kernel only.
 type kernel interface {
 	// Sync is shaping.Shaper.Sync.
 	Sync(pods []shaping.Pod, prune bool) (problems map[string]error, err error)
@@ -50,7 +49,7 @@ const (
 	// resync is how often everything is compared, because other programs change the
 	// kernel, too.
 	resync = time.Minute
-	// settle is the wait after a change, for others to come.
+	// settle is the wait after a change for further changes.
 	settle = 100 * time.Millisecond
 )
 
@@ -71,12 +70,13 @@ type Controller struct {
 	soon wakeup.Signal
 	// recheck says that the kernel may differ from synced.
 	recheck atomic.Bool
-	// mu makes changes of the kernel one after another: a container that is missing in a list of
-	// all must not get its limits before the containers of the list.
+	// mu serializes changes of the kernel: a container that is missing in a full list must not get its
+	// limits before the containers of the list.
 	mu sync.Mutex
-	// told has the last problems of each pod that an event told, by the pod's UID.
+	// told has the problems in the last event of each pod, by the pod's UID.
 	told map[string]string
-	// synced has the pods that need something of the kernel, as it last got all of them; nil where that is not known.
+	// synced has the pods that need something in the kernel, as of the last full sync; nil if not
+	// known.
 	synced *[]shaping.Pod
 }
 
@@ -85,19 +85,19 @@ func New(o Options) *Controller {
 	return &Controller{Options: o, soon: wakeup.New(), told: map[string]string{}}
 }
 
-// Soon has the kernel changed soon where the limits of pods have changed; it returns at once.
+// Soon makes Run write changed limits of pods soon; it returns at once.
 func (c *Controller) Soon() {
 	c.soon.Send()
 }
 
-// Recheck has all pods compared with the kernel soon; it returns at once.
+// Recheck makes Run compare all pods with the kernel soon; it returns at once.
 func (c *Controller) Recheck() {
 	c.recheck.Store(true)
 	c.Soon()
 }
 
-// Run follows the objects and keeps the kernel as they say until the context ends. The
-// kernel stays as it is then.
+// Run follows the objects and keeps their limits in the kernel until the context ends. Then the
+// kernel stays unchanged.
 func (c *Controller) Run(ctx context.Context, all containers) error {
 	changed := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { c.Soon() },
@@ -121,7 +121,7 @@ func (c *Controller) Run(ctx context.Context, all containers) error {
 		group.Go(func() { informer.RunWithContext(ctx) })
 	}
 	group.Go(func() {
-		// A watch of nothing tells no change.
+		// Without any object the watches report no change.
 		if cache.WaitForCacheSync(ctx.Done(), c.Namespaces.HasSynced, c.Profiles.HasSynced) {
 			c.Soon()
 		}
@@ -154,7 +154,7 @@ func trim(obj any) (any, error) {
 	return obj, nil
 }
 
-// sameObject returns whether a namespace changed in nothing that counts.
+// sameObject reports whether the relevant part of a namespace is unchanged.
 func sameObject(was, is any) bool {
 	before, ok := was.(*corev1.Namespace)
 	after, ok2 := is.(*corev1.Namespace)
@@ -186,8 +186,8 @@ func (c *Controller) objects() *objects {
 	return o
 }
 
-// Shape gives one container its limits, before it runs. It changes nothing for others.
-// Failures do not keep the container from its network: events and logs tell them.
+// Shape gives a container its limits, before it runs. It changes nothing for other containers.
+// Failures do not keep the container from its network; events and logs report them.
 func (c *Controller) Shape(ctx context.Context, container Container) {
 	pod, problems, known := c.objects().compile(container)
 	if !known {
@@ -210,8 +210,9 @@ func (c *Controller) Shape(ctx context.Context, container Container) {
 	c.tell(ctx, container.Pod, problems)
 }
 
-// syncAll gives every container its limits and removes all others. The kernel lists all links and queues of the node
-// for that, so where no pod needs anything else than before it is asked after Recheck only.
+// syncAll gives every container its limits and removes all others. For this the kernel lists all
+// links and queues of the node. So, if the needs of all pods are unchanged, syncAll asks the kernel
+// only after Recheck.
 func (c *Controller) syncAll(ctx context.Context, all containers) {
 	logger := klog.FromContext(ctx)
 	seen := c.objects()
@@ -264,10 +265,10 @@ func (c *Controller) syncAll(ctx context.Context, all containers) {
 	c.Metrics.set(pods, c.told)
 }
 
-// samePod returns whether two pods need the same of the kernel.
+// samePod reports whether two pods need the same in the kernel.
 func samePod(x, y shaping.Pod) bool { return reflect.DeepEqual(x, y) }
 
-// merge joins the containers of one pod, of which the earlier may be about to end.
+// merge joins the containers of a pod; earlier containers may be about to end.
 func merge(pods []shaping.Pod) []shaping.Pod {
 	var merged []shaping.Pod
 	for _, p := range pods {
@@ -282,8 +283,8 @@ func merge(pods []shaping.Pod) []shaping.Pod {
 	return merged
 }
 
-// linksOf returns the node's ends of the container's interfaces. It returns false where the
-// kernel did not say.
+// linksOf returns the node's ends of the container's interfaces. It returns false if the kernel did
+// not return them.
 func (c *Controller) linksOf(container Container) (links []string, problems []problem, known bool) {
 	known = true
 	for _, name := range container.Interfaces {
@@ -300,7 +301,7 @@ func (c *Controller) linksOf(container Container) (links []string, problems []pr
 	return links, problems, known
 }
 
-// isEnded returns whether a container's network namespace is gone.
+// isEnded reports whether a container's network namespace is gone.
 func isEnded(netns string) bool {
 	_, err := os.Stat(netns)
 	return errors.Is(err, fs.ErrNotExist)
@@ -322,7 +323,7 @@ func (c *Controller) tell(ctx context.Context, pod api.Pod, problems []problem) 
 		return
 	}
 	c.told[pod.UID] = now
-	klog.FromContext(ctx).Info("A pod does not have the bandwidth limits that were asked for it", "pod", klog.KRef(pod.Namespace, pod.Name), "problems", now)
+	klog.FromContext(ctx).Info("A pod does not have its requested bandwidth limits", "pod", klog.KRef(pod.Namespace, pod.Name), "problems", now)
 	regarding := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}}
 	for i, p := range problems {
 		if !strings.Contains(before, notes[i]) {

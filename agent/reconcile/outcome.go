@@ -12,15 +12,15 @@ import (
 
 // outcomes are safe in parallel.
 type outcomes struct {
-	// known returns whether a record is still there; nil: each is.
+	// known reports whether a record still exists; nil means that every record does.
 	known func(state.Key) bool
 
 	mu  sync.Mutex
 	all map[state.Key]outcome
 }
 
-// outcome has the last failures since the last success: a comparison that leaves a record to be finished does not make up for a
-// failure to finish it.
+// outcome has the last failures since the last success, of comparing and finishing separately: a
+// successful comparison does not clear a failure to finish the record.
 type outcome struct {
 	checked                   time.Time
 	checkFailed, finishFailed error
@@ -30,7 +30,7 @@ type outcome struct {
 type Outcome struct {
 	// Checked is when the record last agreed with the kernel.
 	Checked time.Time
-	// Err is the last failure since; nil after a success.
+	// Err is the last failure since then; nil after a success.
 	Err error
 }
 

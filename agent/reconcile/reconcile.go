@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile calls the work that makes kernel and records agree: for each record by itself,
-// soon or after the wait of a failure, until it succeeds. One that fails delays no other, and a
-// plugin that hangs delays no check. It does none of the work.
+// Package reconcile schedules the work that makes kernel and records agree: separately for each
+// record, soon or after the wait of a failure, until it succeeds. A failing record delays no other
+// record, and a hanging plugin delays no check. The package does none of the work itself.
 package reconcile
 
 import (
@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// checkers and finishers are how many records are compared, and how many are
-	// finished, at a time. A plugin that hangs keeps a finisher busy and no checker.
+	// checkers and finishers are how many records are compared and finished at a time. A hanging
+	// plugin blocks a finisher, but no checker.
 	checkers  = 4
 	finishers = 8
-	// Waits after a first failure and between later ones.
+	// The first and the longest wait after a failure.
 	firstRetry, lastRetry = time.Second, time.Minute
 )
 
@@ -29,20 +29,21 @@ type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
 
 // Work has the Reconciler's functions for one record.
 type Work struct {
-	// Known returns at once whether a record is still there; nil: each is.
+	// Known reports at once whether a record still exists; nil means that every record does.
 	Known func(key state.Key) bool
 	// Check compares a record with the kernel and makes the missing pieces; it runs no plugin.
 	Check func(ctx context.Context, key state.Key) error
-	// Finish undoes an ADD and completes a DEL that nobody works on, and has plugins make again what is gone.
+	// Finish undoes an abandoned ADD and completes an abandoned DEL, and makes plugins replace lost
+	// interfaces.
 	Finish func(ctx context.Context, key state.Key) error
-	// Survey compares all records and has those compared by Check that seem to lack something.
+	// Survey compares all records, and queues a Check for records that seem to lack something.
 	Survey func(ctx context.Context) error
 	// Orphans looks at the links without a record, all together.
 	Orphans func(ctx context.Context) error
 }
 
-// Reconciler makes kernel and records agree, each record by itself. Its methods are safe in
-// parallel, and return at once but for Run.
+// Reconciler makes kernel and records agree, separately for each record. Its methods are safe in
+// parallel and, except Run, return at once.
 type Reconciler struct {
 	work             Work
 	checks, finishes keyQueue
@@ -59,14 +60,15 @@ func New(w Work) *Reconciler {
 	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), surveys: queue(), orphans: queue()}
 }
 
-// CheckSoon has a record compared soon.
+// CheckSoon queues a comparison of a record.
 func (r *Reconciler) CheckSoon(key state.Key) { r.checks.Add(key) }
 
-// CheckLater has a record compared after the wait of a failure.
+// CheckLater queues a comparison of a record, after the wait of a failure.
 func (r *Reconciler) CheckLater(key state.Key) { r.checks.AddRateLimited(key) }
 
-// FinishSoon has a record finished soon or, where that failed, after the wait that is under way: a plugin that fails may change links
-// before, and a change of links has all records compared at once. FinishLater has one finished after the wait of a failure.
+// FinishSoon queues the finishing of a record, soon or, after a failure, at the end of the present
+// wait. The reason is that a failing plugin may change links, and a change of links makes Run
+// compare all records at once. FinishLater queues it after the wait of a failure.
 func (r *Reconciler) FinishSoon(key state.Key) {
 	if r.finishes.NumRequeues(key) == 0 {
 		r.finishes.Add(key)
@@ -74,13 +76,13 @@ func (r *Reconciler) FinishSoon(key state.Key) {
 }
 func (r *Reconciler) FinishLater(key state.Key) { r.finishes.AddRateLimited(key) }
 
-// SurveySoon has all records compared soon.
+// SurveySoon queues a comparison of all records.
 func (r *Reconciler) SurveySoon() { r.surveys.Add(state.Key{}) }
 
-// Checked says that a record agrees with the kernel.
+// Checked notes that a record agrees with the kernel.
 func (r *Reconciler) Checked(key state.Key) { r.outcomes.note(key, true, nil) }
 
-// OrphansSoon has the links without a record looked at soon.
+// OrphansSoon queues a look at the links without a record.
 func (r *Reconciler) OrphansSoon() { r.orphans.Add(state.Key{}) }
 
 // Run works until the context ends, and waits for the work under way.

@@ -23,7 +23,7 @@ import (
 	"github.com/berth-dev/berth/cni/relay"
 )
 
-// serveCall serves a call of the runtime as berth-cni got it; berth-cni prints its answer.
+// serveCall serves a call of the runtime as berth-cni got it; berth-cni prints the response.
 func (s *Server) serveCall(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	var result []byte
@@ -47,7 +47,7 @@ func (s *Server) serveCall(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// call is one of the runtime's.
+// call is a call of the runtime.
 type call struct {
 	api.Request
 
@@ -81,11 +81,11 @@ func readCall(w http.ResponseWriter, r *http.Request) (call, *types.Error) {
 	return c, c.checkConfig()
 }
 
-// command is one of the specification's.
+// command is a command of the specification.
 type command struct {
-	// needs are the variables that it needs.
+	// needs are the variables that the command needs.
 	needs []string
-	// since is the version of the specification that brought it; empty for the first.
+	// since is the version of the specification that added the command; empty for the first version.
 	since string
 	run   func(h Handler, ctx context.Context, req *api.Request) (json.RawMessage, error)
 }
@@ -98,14 +98,14 @@ var commands = map[string]command{
 	"STATUS": {[]string{"CNI_PATH"}, "1.1.0", silently(func(h Handler, ctx context.Context, _ *api.Request) error { return h.Status(ctx) })},
 }
 
-// silently adds an empty result to a call that has none.
+// silently adds an empty result to a call without a result.
 func silently(call func(Handler, context.Context, *api.Request) error) func(Handler, context.Context, *api.Request) (json.RawMessage, error) {
 	return func(h Handler, ctx context.Context, req *api.Request) (json.RawMessage, error) {
 		return nil, call(h, ctx, req)
 	}
 }
 
-// checkVariables refuses values that no runtime may give.
+// checkVariables refuses invalid values of the runtime.
 func checkVariables(command string, get func(variable string) string) *types.Error {
 	validate := map[string]func(string) *types.Error{"CNI_CONTAINERID": utils.ValidateContainerID, "CNI_IFNAME": utils.ValidateInterfaceName}
 	var missing []string
@@ -126,7 +126,7 @@ func checkVariables(command string, get func(variable string) string) *types.Err
 	return nil
 }
 
-// checkConfig refuses configurations that are none, and commands that their version does not know.
+// checkConfig refuses invalid configurations, and commands that their version does not have.
 func (c *call) checkConfig() *types.Error {
 	var conf struct {
 		Name string `json:"name"`

@@ -30,12 +30,12 @@ type Handler interface {
 	Check(ctx context.Context, req *api.Request) error
 	GC(ctx context.Context, req *api.Request) error
 	Status(ctx context.Context) error
-	// IPAM serves the plugin berth-ipam. It answers also while Add and Del run plugins.
+	// IPAM serves the plugin berth-ipam, also while Add and Del run plugins.
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
 	inquiry.Inquirer
 }
 
-// ErrBusy is returned by Listen where another process answers on the socket.
+// ErrBusy is returned by Listen if another process serves on the socket.
 var ErrBusy = errors.New("another agent answers on the socket")
 
 // callTimeout limits one call; the kubelet gives up after two minutes.
@@ -53,8 +53,8 @@ type Server struct {
 	ToError func(error) *types.Error
 }
 
-// Listen makes the socket. It replaces a socket on which nobody answers, which an
-// earlier agent left, and returns ErrBusy where another process answers.
+// Listen makes the socket. It replaces the unused socket of an earlier agent, and returns ErrBusy
+// if another process serves on the socket.
 func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	dir := filepath.Dir(s.Socket)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -75,8 +75,7 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", s.Socket, err)
 	}
 	if l, ok := listener.(*net.UnixListener); ok {
-		// The socket stays and tells the shim that an agent will be back; the
-		// next agent removes it.
+		// The socket stays and shows the shim that an agent will be back; the next agent removes it.
 		l.SetUnlinkOnClose(false)
 	}
 	if err := relay.SetServed(s.Socket, served); err != nil {
@@ -112,8 +111,7 @@ func (s *Server) removeLeftover(ctx context.Context) error {
 	return nil
 }
 
-// Serve answers until the context ends, and then waits at most grace for the calls
-// under way.
+// Serve serves until the context ends, and then waits at most grace for the calls under way.
 func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+relay.Path, s.serveCall)
@@ -139,7 +137,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	return nil
 }
 
-// ipamLabel begins the names of berth-ipam's calls where calls are counted.
+// ipamLabel begins the names of berth-ipam's calls in the metric.
 const ipamLabel = "IPAM "
 
 // serveIPAM serves a call of the plugin berth-ipam.
@@ -175,8 +173,8 @@ func logUnread(ctx context.Context, label string, req *api.Request, err error) {
 	klog.FromContext(ctx).V(2).Info("The caller did not take the answer", "command", label+req.Command, "containerID", req.ContainerID, "err", err)
 }
 
-// logFailure logs a failed STATUS at a higher level only: runtimes ask for it again
-// and again, and log the answer themselves.
+// logFailure logs a failed STATUS at a higher level only: runtimes call it again and again, and log
+// the result themselves.
 func logFailure(ctx context.Context, err error, label string, req *api.Request) {
 	logger := klog.FromContext(ctx)
 	if req.Command == "STATUS" {

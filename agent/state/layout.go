@@ -22,9 +22,9 @@ import (
 //	containers
 //	  <container ID> NUL <interface name>    Container as JSON
 //
-// A version with other records increments schema. Another version refuses the file and leaves it as it
-// is. A field whose absence means "not known" can be added without that: an older version works as it did
-// before, and drops the field from the records that it writes.
+// A version with other records increments schema. All other versions refuse the file and leave it
+// unchanged. A field whose absence means "not known" does not need a new schema: an older version
+// works as before, and drops the field from the records that it writes.
 const (
 	magic  = "berth-agent"
 	schema = "1"
@@ -56,8 +56,8 @@ const (
 // Phases are all phases.
 var Phases = []Phase{Adding, Added, Deleting, Withdrawn}
 
-// Key names a container's record by the runtime's call, and one interface of a container.
-// A runtime may attach a container more than once, to another interface each time.
+// Key identifies a record by the container and interface of the runtime's call. A runtime may
+// attach a container more than once, with another interface each time.
 type Key struct {
 	ContainerID string
 	IfName      string
@@ -67,7 +67,7 @@ type Key struct {
 // and GC concern all its attachments.
 type Container struct {
 	ContainerID string `json:"containerID"`
-	// IfName is the interface that the runtime asked for: the first attachment's.
+	// IfName is the interface that the runtime asked for: the interface of the first attachment.
 	IfName string  `json:"ifName"`
 	NetNS  string  `json:"netns"`
 	Pod    api.Pod `json:"pod"`
@@ -78,12 +78,12 @@ type Container struct {
 	Attachments []Attachment `json:"attachments"`
 	// HostPorts are the ports of the node that lead to the pod while the phase is added.
 	HostPorts []HostPort `json:"hostPorts,omitempty"`
-	// GalaxyPorts says that the pod asked for host ports in Galaxy's way.
+	// GalaxyPorts says that the pod asked for host ports by Galaxy's annotation.
 	GalaxyPorts bool `json:"galaxyPorts,omitempty"`
 	// WhenReady says that routing daemons announce the pod's addresses only while it is Ready.
 	WhenReady bool  `json:"whenReady,omitempty"`
 	Phase     Phase `json:"phase"`
-	// Held has the records at the API of the pod's floating IPs; none where they are not known.
+	// Held has the API's records of the pod's floating IPs, if they are known.
 	Held map[netip.Addr]Held `json:"held,omitempty"`
 	// Reason says why the addresses are withdrawn; empty in the other phases.
 	Reason string `json:"reason,omitempty"`
@@ -91,16 +91,18 @@ type Container struct {
 	Result json.RawMessage `json:"result,omitempty"`
 }
 
-// Held is the record of an address at the API.
+// Held is the API's record of an address.
 type Held struct {
-	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the pod holds the address.
+	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the
+	// pod holds the address.
 	Version uint64 `json:"version,omitempty"`
 	// Since is when the pod got the address.
 	Since time.Time `json:"since,omitzero"`
-	// LastNode had the address last, where nothing has proved that it does not answer for it any more.
+	// LastNode had the address last, unless it is proved that it no longer answers for it.
 	LastNode    string `json:"lastNode,omitempty"`
 	LastNodeUID string `json:"lastNodeUID,omitempty"`
-	// Failover says that the pod is moved when its node is lost: a node that is cut off does not answer for the address.
+	// Failover says that the pod is moved when its node is lost: a node that is cut off does not
+	// answer for the address.
 	Failover bool `json:"failover,omitempty"`
 	// Newest is the Version by which another node has asserted the address.
 	Newest uint64 `json:"newest,omitempty"`
@@ -117,11 +119,11 @@ type HostPort struct {
 // Attachment is one interface of a container and its network.
 type Attachment struct {
 	IfName string `json:"ifName"`
-	// Definition is namespace/name of the NetworkAttachmentDefinition; empty for a
-	// network of the node's.
+	// Definition is namespace/name of the NetworkAttachmentDefinition; empty for a network of the
+	// node.
 	Definition string `json:"definition,omitempty"`
-	// Driver is the name of the network type (package nettype); empty where the network takes
-	// no floating IPs, and its plugins do all the work.
+	// Driver is the name of the network type (package nettype); empty if the network takes no floating
+	// IPs, and its plugins do all the work.
 	Driver string `json:"driver,omitempty"`
 	// Addresses are the pod's floating IPs on the interface; none without a driver.
 	Addresses []api.Address `json:"addresses,omitempty"`
@@ -129,22 +131,24 @@ type Attachment struct {
 	Uplink string `json:"uplink,omitempty"`
 	// MTU of the container's interface; 0 means the smallest of the uplinks.
 	MTU int `json:"mtu,omitempty"`
-	// MAC of the container's interface; empty where a plugin chooses it.
+	// MAC of the container's interface; empty if a plugin chooses it.
 	MAC string `json:"mac,omitempty"`
 	// Network is the complete configuration list that ADD used.
 	Network json.RawMessage `json:"network"`
-	// Capabilities is the runtimeConfig of this network alone; the first attachment has the
-	// runtime's, too.
+	// Capabilities is the runtimeConfig of this network alone; the first attachment also has the
+	// runtimeConfig of the runtime.
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	// DefaultRoute has the gateways of the pod's default route, if it is on this interface by
 	// the pod's choice.
 	DefaultRoute []netip.Addr `json:"defaultRoute,omitempty"`
 	// Args is args.cni of the plugins' configurations.
 	Args map[string]json.RawMessage `json:"args,omitempty"`
-	// Result of the network's plugins; empty until they have ended, and while they have yet to make the interface again.
+	// Result of the network's plugins; empty until they have ended, and while they have not made a
+	// lost interface again.
 	Result json.RawMessage `json:"result,omitempty"`
-	// Link is the index of the interface in the container, where plugins alone made it and it was seen there; 0 where it was not,
-	// since some plugins make none, and once the pod was told that it is gone.
+	// Link is the index of the interface in the container, if only plugins made it and it was seen
+	// there. It is 0 if it was not seen, because some plugins make no interface, and after the pod was
+	// told that the interface is gone.
 	Link int `json:"link,omitempty"`
 	// Remaking says that the interface was gone, and that its plugins have not made it again since.
 	Remaking bool `json:"remaking,omitempty"`

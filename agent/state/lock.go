@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock keeps agents from opening the file until unlock is called, also a file that Open
-// refuses. It does not wait: where an agent has the file open it returns ErrLocked. It does
-// nothing where the file does not exist.
+// Lock keeps agents from opening the file until unlock is called, also a file that Open refuses. It
+// does not wait: if an agent has the file open it returns ErrLocked. It does nothing if the file
+// does not exist.
 func Lock(path string) (unlock func() error, err error) {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -34,12 +34,13 @@ func Lock(path string) (unlock func() error, err error) {
 	return file.Close, nil
 }
 
-// CertificateFileBeside returns the path of the file that keeps the agent's key and certificate beside a state file.
+// CertificateFileBeside returns the path of the file with the agent's key and certificate in the
+// folder of a state file.
 func CertificateFileBeside(path string) string {
 	return filepath.Join(filepath.Dir(path), "certificate.pem")
 }
 
-// Files lists the state file and the files that MoveAside made, that exist.
+// Files lists the existing state file and files of MoveAside.
 func Files(path string) ([]string, error) {
 	files, err := filepath.Glob(path + asideSuffix + "*")
 	if err != nil {

@@ -20,23 +20,21 @@ import (
 )
 
 var (
-	// ErrUnusable is returned by Open where the file is damaged, or belongs to
-	// another program or another schema. A file system that is full or read-only makes no
-	// file unusable.
+	// ErrUnusable is returned by Open if the file is damaged, or belongs to another program or schema.
+	// It is not returned for a full or read-only file system.
 	ErrUnusable = errors.New("state file unusable")
-	// ErrDamaged is returned, beside ErrUnusable, where the file is damaged: no version
-	// can read it.
+	// ErrDamaged is returned together with ErrUnusable if the file is damaged: no version can read it.
 	ErrDamaged = errors.New("state file damaged")
-	// ErrLocked is returned by Open where another process has the file open.
+	// ErrLocked is returned by Open if another process has the file open.
 	ErrLocked = errors.New("state file in use")
 )
 
-// Store is the open file. Safe for concurrent use. It reads from memory; a method that changes a record
-// returns when the file has the change.
+// Store is the open file. Safe for concurrent use. It reads from memory; a method that changes a
+// record returns when the file has the change.
 type Store struct {
 	db *bbolt.DB
-	// writing is held during a change, so that each one starts from the one before. bbolt, too, makes
-	// one change at a time.
+	// writing is held during a change, so that each change starts from the result of the change
+	// before. bbolt, too, makes one change at a time.
 	writing sync.Mutex
 
 	mu sync.RWMutex
@@ -77,14 +75,13 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// isOfSystem returns true where the disk or the rights are to blame and not the file.
+// isOfSystem reports whether the cause is the disk or the rights, not the file.
 func isOfSystem(err error) bool {
 	var system syscall.Errno
 	return errors.As(err, &system)
 }
 
-// openBolt opens the file. bbolt panics at some damaged pages; openBolt returns an
-// error.
+// openBolt opens the file. For damaged pages at which bbolt panics it returns an error.
 func openBolt(path string) (db *bbolt.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -93,7 +90,7 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 	}()
 	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
 	if err != nil && !errors.Is(err, bolterrors.ErrTimeout) && !isOfSystem(err) {
-		// The disk and the rights are good, but bbolt cannot read the pages.
+		// The disk and the rights are right, but bbolt cannot read the pages.
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return db, err
@@ -168,10 +165,9 @@ func read(tx *bbolt.Tx) (map[Key]*Container, error) {
 	return records, err
 }
 
-// EndBoot removes the records of another start of the node's kernel, where the file is on a disk
-// and so outlives the kernel, and returns how many there were. bootID identifies the present start.
-// Of the removed containers nothing is left in the kernel, and the paths of their namespaces may
-// lead to others.
+// EndBoot removes the records of an earlier start of the node's kernel, which exist if the file is
+// on a disk, and returns their number. bootID identifies the present start. Nothing of the removed
+// containers is left in the kernel, and the paths of their namespaces may lead to others.
 func (s *Store) EndBoot(bootID string) (ended int, err error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -202,8 +198,8 @@ func (s *Store) EndBoot(bootID string) (ended int, err error) {
 // asideSuffix comes between the name of the state file and the time in MoveAside.
 const asideSuffix = ".bak-"
 
-// MoveAside renames the file, so that Open makes a new one, and returns its new
-// name, which ends in the time now. It returns an empty name where there is no file.
+// MoveAside renames the file, so that Open makes a new one, and returns its new name, which ends in
+// the time now. It returns an empty name if there is no file.
 func MoveAside(path string, now time.Time) (string, error) {
 	aside := path + asideSuffix + now.UTC().Format("20060102T150405Z")
 	err := os.Rename(path, aside)
@@ -243,8 +239,9 @@ func (s *Store) put(c *Container) error {
 	return nil
 }
 
-// Change writes the records that decide returns, all of them or none. decide gets copies of all records,
-// and no other change comes between. It computes only, and its error is returned as it is.
+// Change writes the records that decide returns, all of them or none. decide gets copies of all
+// records, and no other change comes in between. decide only computes, and its error is returned
+// unchanged.
 func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -267,7 +264,7 @@ func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Conta
 }
 
 // Update changes a record with change and writes it, unless the record is gone or change returns
-// false. It returns the record as it then is, nil where it is gone.
+// false. It returns the resulting record, or nil if the record is gone.
 func (s *Store) Update(key Key, change func(c *Container) bool) (*Container, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -291,7 +288,7 @@ func (s *Store) Delete(key Key) error {
 	return nil
 }
 
-// write is one record that a change writes.
+// write is a record that a change writes.
 type write struct {
 	key Key
 	// value and record are the new content; nil removes the record.
@@ -348,7 +345,7 @@ func (s *Store) commit(writes ...write) error {
 	return nil
 }
 
-// Get returns a copy of the record, or nil where there is none.
+// Get returns a copy of the record, or nil.
 func (s *Store) Get(key Key) *Container {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -16,15 +16,15 @@ const (
 	// SocketPath is the default path of the agent's socket.
 	SocketPath = relay.SocketPath
 	// PathIPAM is the agent's HTTP resource for the calls of the plugin berth-ipam, which POSTs a
-	// [Request] and gets a [Response]. That of berth-cni is relay.Path.
+	// [Request] and gets a [Response]. The resource for berth-cni is relay.Path.
 	PathIPAM = "/v1/ipam"
 	// MaxRequestBytes is the largest request the agent reads. The kubelet's
 	// are a few kilobytes.
 	MaxRequestBytes = relay.MaxBytes
 )
 
-// Names of plugins, networks and capabilities in CNI configurations. ShimType, IPAMType and OverlayType
-// are programs in /opt/cni/bin.
+// Names of plugins, networks and capabilities in CNI configurations. ShimType, IPAMType and
+// OverlayType are programs in /opt/cni/bin.
 const (
 	// ShimType is the CNI plugin that the runtime calls.
 	ShimType = "berth-cni"
@@ -39,8 +39,8 @@ const (
 	// CapabilityAddresses gives a plugin the addresses of the pod: a list of
 	// [Address] in runtimeConfig.
 	CapabilityAddresses = "berthAddresses"
-	// CapabilityDeviceID gives a plugin the PCI address of the device that it is to take: a
-	// string in runtimeConfig, by CNI's conventions.
+	// CapabilityDeviceID gives a plugin the PCI address of its device: a string in runtimeConfig, by
+	// CNI's conventions.
 	CapabilityDeviceID = "deviceID"
 	// CapabilityMAC gives a plugin the MAC address of the pod's interface: a
 	// string in runtimeConfig, by CNI's conventions.
@@ -52,11 +52,10 @@ const (
 const (
 	// CodeNotAvailable is for STATUS: the plugin cannot serve ADD now.
 	CodeNotAvailable uint = 50
-	// CodeLimitedConnectivity is for STATUS, too: moreover, the network of running
-	// containers may be disturbed.
+	// CodeLimitedConnectivity is CodeNotAvailable, and the network of running containers may be
+	// disturbed, too.
 	CodeLimitedConnectivity uint = 51
-	// CodePodNotPlaced says that a pod requests a floating IP and holds none on
-	// this node, so that its network could only use the address of another pod.
+	// CodePodNotPlaced says that a pod requests a floating IP but holds none on this node.
 	CodePodNotPlaced uint = 120
 	// CodeNetworkMissing says that the node has no configuration for the pod's
 	// network.
@@ -90,16 +89,16 @@ type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
-	// Static is the UID that the kubelet gives a static pod; empty for other pods. UID is then the
-	// UID of its mirror in the API, which the kubelet makes again when somebody deletes it, while
-	// the pod runs on.
+	// Static is the kubelet's UID of a static pod; empty for other pods. UID is then the UID of its
+	// mirror in the API. If somebody deletes the mirror, the kubelet makes a new one while the pod
+	// still runs.
 	Static string `json:"static,omitempty"`
 }
 
 // String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// Is returns true where both are one pod, also where the mirror of a static pod was made anew.
+// Is reports whether both are the same pod, even if the mirror of a static pod was made anew.
 func (p Pod) Is(other Pod) bool {
 	return p.Namespace == other.Namespace && p.Name == other.Name && (p.UID == other.UID || p.Identity() == other.Identity())
 }
@@ -116,12 +115,12 @@ func (p Pod) Identity() string {
 type Address struct {
 	Address netip.Addr   `json:"address"`
 	Subnet  netip.Prefix `json:"subnet"`
-	// Gateway is the zero Addr where the pool has none.
+	// Gateway is the zero Addr if the pool has no gateway.
 	Gateway netip.Addr `json:"gateway"`
 	// VLAN is the tag on the uplink; 0 is untagged.
 	VLAN int `json:"vlan,omitempty"`
-	// Routed says that routers lead packets for the address to its node, which answers nobody for it. It has neither a gateway
-	// nor a VLAN.
+	// Routed says that routers route packets for the address to its node, which does not answer ARP
+	// for it. Such an address has neither a gateway nor a VLAN.
 	Routed bool `json:"routed,omitempty"`
 }
 

@@ -8,6 +8,6 @@
 //
 // # Caveats
 //
-// An upgrade replaces shim, plugin and agent one after another. So new versions
-// may add fields, but must not rename one or change its meaning.
+// An upgrade replaces shim, plugin and agent one after another. So new versions may add fields, but
+// must not rename a field or change its meaning.
 package api

@@ -19,8 +19,8 @@ func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return write(path, content, mode, (*os.File).Close)
 }
 
-// ReplaceSynced is Replace for a file that must be whole after a loss of power: the old or the
-// new one.
+// ReplaceSynced is Replace for a file that must have the whole old or new content after a loss of
+// power.
 func ReplaceSynced(path string, content io.Reader, mode fs.FileMode) error {
 	return write(path, content, mode, func(file *os.File) error { return errors.Join(file.Sync(), file.Close()) })
 }
@@ -35,8 +35,8 @@ func Unfinished(path string) ([]string, error) {
 	return found, nil
 }
 
-// temporary returns the pattern of the names of a file that is not whole. Container runtimes
-// read no file of their folder with this beginning and this end.
+// temporary returns the pattern for the names of an unfinished file. Container runtimes ignore
+// files with this beginning and end.
 func temporary(path string) string { return "." + filepath.Base(path) + ".tmp-*" }
 
 // write writes a file beside path, ends the writing with finish, and names it path.

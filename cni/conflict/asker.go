@@ -23,23 +23,24 @@ import (
 )
 
 // Asker asks a network which hosts have addresses, as any of its hosts would: proxies answer, too,
-// which no probe finds. An IPv4 question needs an address of this node as its sender; it
-// leaves the neighbour tables of hosts as they are, or correct. The node itself does not hear its
-// own answers. Question, Probe and Hear may run in parallel.
+// which a probe does not find. An IPv4 question needs an address of this node as its sender; it
+// does not make neighbour tables of hosts wrong. The node itself does not hear its own answers.
+// Question, Probe and Hear may run in parallel.
 type Asker struct {
 	link     *net.Interface
 	families []*segment
-	// answers returns whether the node answers for an IPv4 address on a link by proxy at this moment; an error means no.
+	// answers reports whether the node now answers for an IPv4 address on a link by proxy; an error
+	// means no.
 	answers func(link int, addr netip.Addr) (bool, error)
 	// defended are the targets of Defend.
 	defended atomic.Pointer[[]Target]
 }
 
-// ErrNoEthernet is returned for a link whose network has no questions for addresses.
+// ErrNoEthernet is returned for a link without Ethernet, whose hosts cannot be asked for addresses.
 var ErrNoEthernet = errors.New("it is no Ethernet")
 
-// OpenAsker returns an Asker on a link, whose MAC is the one that it has now. Answers wait for Hear from now on. answers may be nil, where
-// the Asker defends nothing.
+// OpenAsker returns an Asker on a link with its present MAC. Answers wait for Hear from now on.
+// answers may be nil if the Asker defends nothing.
 func OpenAsker(link int, answers func(link int, addr netip.Addr) (bool, error)) (*Asker, error) {
 	ether, err := ethernet(link)
 	if err != nil {
@@ -63,8 +64,8 @@ func OpenAsker(link int, answers func(link int, addr netip.Addr) (bool, error)) 
 // Link returns the link as it was when the Asker was opened.
 func (a *Asker) Link() *net.Interface { return a.link }
 
-// Check returns an error where the link is gone, or has another MAC than when the Asker was opened: it then hears no answers. It
-// runs in the network namespace of the link.
+// Check returns an error if the link is gone, or its MAC has changed since the Asker was opened:
+// then the Asker hears no answers. It runs in the network namespace of the link.
 func (a *Asker) Check() error {
 	now, err := ethernet(a.link.Index)
 	switch {
@@ -87,8 +88,8 @@ func (a *Asker) Close() error {
 	return errors.Join(errs...)
 }
 
-// Question asks once for each address. Beside an error it asks for all addresses that it can. It runs in the network
-// namespace of the link.
+// Question asks once for each address. After an error it continues with the other addresses. It
+// runs in the network namespace of the link.
 func (a *Asker) Question(addrs []netip.Addr) error {
 	var errs []error
 	var senders []netip.Prefix
@@ -114,8 +115,9 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// Probe asks once for each IPv4 address whether a host has it itself. To IPv6 a Question asks that, too. Agents of other nodes do not answer
-// for their pods: where an address moves here, that is no conflict.
+// Probe asks once for each IPv4 address whether a host has it itself. For IPv6 a Question does
+// this, too. Agents of other nodes do not answer a Probe for their pods: an address that moves here
+// is no conflict.
 func (a *Asker) Probe(addrs []netip.Addr) error {
 	for _, addr := range addrs {
 		probe := frame.ARP{Operation: frame.ARPRequest, SenderMAC: a.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}
@@ -126,8 +128,8 @@ func (a *Asker) Probe(addrs []netip.Addr) error {
 	return nil
 }
 
-// question returns the frame that asks for an address, an IPv4 one at the host to. It has the sender in the network of the address,
-// or the first.
+// question returns the frame that asks for an address; an IPv4 question goes to the host to. The
+// sender is the sender in the network of the address, or the first.
 func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr) []byte {
 	if addr.Is6() {
 		return frame.DuplicateProbe(mac, addr)
@@ -136,8 +138,9 @@ func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr)
 	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(to)
 }
 
-// AskHost asks the host with a MAC once whether it has an address; no other host gets the question. Where the node has no address
-// of the family to ask with, it asks all, as Question does. It runs in the network namespace of the link.
+// AskHost asks only the host with a MAC once whether it has an address. If the node has no address
+// of the family as sender, it asks all hosts, like Question. It runs in the network namespace of
+// the link.
 func (a *Asker) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 	if addr.Is4() {
 		senders, err := a.Senders()
@@ -153,7 +156,8 @@ func (a *Asker) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 	return a.Question([]netip.Addr{addr})
 }
 
-// Own returns an address of the link that matches, the zero Addr where it has none. It runs in the network namespace of the link.
+// Own returns an address of the link that matches, or the zero Addr. It runs in the network
+// namespace of the link.
 func (a *Asker) Own(matches func(netip.Addr) bool) netip.Addr {
 	all, _ := a.link.Addrs() // There may be no link any more.
 	for _, one := range all {
@@ -164,15 +168,16 @@ func (a *Asker) Own(matches func(netip.Addr) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// Socket is one more that is read beside an Asker's own, by each.
+// Socket is a further socket that Hear reads, by the function each.
 type Socket struct {
 	Conn *packet.Conn
 	Each func(f []byte)
 }
 
-// Hear calls answered with each answer, also to other hosts' IPv6 questions, claimed with each claim of a defended address, and the
-// further sockets with their frames, until ctx ends, and returns nil then. It is called once. Calls may be in parallel, but for those of
-// one socket. Beside a link that goes down and comes up again it goes on.
+// Hear calls answered with each answer, also to other hosts' IPv6 questions, claimed with each ARP
+// claim of another host to a defended address, and the functions of further sockets with their
+// frames. It runs until ctx ends, and then returns nil. It is called once. Calls may be in
+// parallel, except for the same socket. Hear continues after the link was down.
 func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Conflict), further ...Socket) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -202,8 +207,8 @@ func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Co
 	return errors.Join(errs...)
 }
 
-// read reads a socket until ctx ends, and returns nil then. A frame is good until Each returns. It goes on where the link goes down,
-// and may come up again.
+// read reads a socket until ctx ends, and then returns nil. A frame is valid until Each returns.
+// read continues after the link was down.
 func read(ctx context.Context, s Socket) error {
 	defer context.AfterFunc(ctx, func() { _ = s.Conn.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, 2048)
@@ -220,8 +225,9 @@ func read(ctx context.Context, s Socket) error {
 	}
 }
 
-// Senders returns the IPv4 addresses of the link, then of the node's other links. It runs in the network namespace
-// of the link, and asks the kernel for IPv4 addresses alone: a node has few, and a list of all has some of each pod's link.
+// Senders returns the IPv4 addresses of the link, then of the node's other links. It runs in the
+// network namespace of the link. It asks the kernel for IPv4 addresses only, because a node has
+// few, while a list of all addresses includes addresses of each pod's link.
 func (a *Asker) Senders() ([]netip.Prefix, error) {
 	all, err := netlinksafe.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {

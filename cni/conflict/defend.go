@@ -16,10 +16,11 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// Defend has exactly these targets defended from now on: claims of other hosts are heard, in any ARP packet with an address as its
-// sender, or in a neighbour advertisement with the flag "override". A claim proves nothing: where an address moves, its new
-// node claims it. Hosts that probe for an address, such as DHCP clients, get an answer where the node answers for it by proxy: the kernel answers no
-// probes by proxy.
+// Defend defends exactly these targets from now on: Hear reports ARP claims of other hosts, in any
+// ARP packet with an address as its sender, or in a neighbour advertisement with the flag
+// "override". Such a claim proves nothing: when an address moves, its new node sends one, too.
+// Hosts that probe for an address, such as DHCP clients, get an answer if the node answers for it
+// by proxy, because the kernel does not answer probes by proxy.
 func (a *Asker) Defend(targets []Target) error {
 	a.defended.Store(&targets)
 	var errs []error
@@ -36,7 +37,7 @@ func (a *Asker) Defend(targets []Target) error {
 	return nil
 }
 
-// claim reads a claim of a target. ok is false for every other frame.
+// claim reads an ARP claim of another host to a target. ok is false for every other frame.
 func (a *Asker) claim(s *segment, f []byte) (c Conflict, ok bool) {
 	if s.is4 {
 		arp, _, is := frame.ParseARP(f)
@@ -58,13 +59,13 @@ func (a *Asker) target(addr netip.Addr) (t Target, ok bool) {
 	return defended[i], true
 }
 
-// agentMark is in the field of an agent's probe that has no meaning in a request, the target's MAC
-// address. Nodes do not answer such probes: an address that moves to the agent's node must not be in
-// conflict because its former node still carries it.
+// agentMark is the target's MAC address in an agent's probe; this field has no meaning in a
+// request. Nodes do not answer such probes: an address that moves to the agent's node must not be
+// in conflict because its former node still carries it.
 func agentMark() net.HardwareAddr { return net.HardwareAddr{0x02, 'b', 'e', 'r', 't', 'h'} }
 
-// respond answers a host's probe for a target that the node answers for, as Linux answers one for its
-// own addresses. The kernel is asked each time, so that nobody hears of an address that was just
+// respond answers a host's probe for a target for which the node answers, as Linux does for its own
+// addresses. It asks the kernel each time, so that it does not answer for an address that was just
 // withdrawn.
 func (a *Asker) respond(s *segment, f []byte) {
 	probe, _, ok := frame.ParseARP(f)
@@ -92,7 +93,8 @@ const (
 // its filter, which takes 16 bytes for an address.
 const maxAddresses = 512
 
-// filter drops all frames but answers to the link, claims of targets, and probes for one.
+// filter drops all frames except answers to the link, ARP claims to targets, and probes for
+// targets.
 func (s *segment) filter(targets []Target) ([]bpf.RawInstruction, error) {
 	pass := bpf.RetConstant{Val: 1 << 16}
 	program := frame.ToThisHost()
@@ -116,7 +118,7 @@ func (s *segment) filter(targets []Target) ([]bpf.RawInstruction, error) {
 	return bpf.Assemble(append(program, bpf.RetConstant{Val: 0}))
 }
 
-// isAdvertisement ends a filter's program for all IPv6 packets but neighbour advertisements.
+// isAdvertisement ends a filter's program for all IPv6 packets except neighbour advertisements.
 func isAdvertisement() []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 14 + 6, Size: 1},

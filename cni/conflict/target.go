@@ -22,7 +22,7 @@ type Target struct {
 	Address netip.Addr
 	// Link is the index of the node's link to the network of the address.
 	Link int
-	// Own, if given, is the MAC that the pod's interface has on every node: its answer is no
+	// Own, if given, is the MAC that the pod's interface has on every node: an answer with it is no
 	// conflict.
 	Own net.HardwareAddr
 }
@@ -31,7 +31,7 @@ type Target struct {
 type Conflict struct {
 	Address netip.Addr
 	MAC     net.HardwareAddr
-	// Link is the name of the link that the answer came from.
+	// Link is the name of the link by which the answer came.
 	Link string
 }
 
@@ -39,8 +39,8 @@ func (c Conflict) String() string {
 	return fmt.Sprintf("%s is in use by the host with MAC %s on %s", c.Address, c.MAC, c.Link)
 }
 
-// Answer is a host's answer for an address, with its MAC. Owner: it has the address itself; proxies answer no probes by IPv4, and by
-// IPv6 without the flag "override".
+// Answer is a host's answer for an address, with its MAC. Owner: the host has the address itself;
+// proxies do not answer IPv4 probes, and answer IPv6 probes without the flag "override".
 type Answer struct {
 	Address netip.Addr
 	MAC     net.HardwareAddr
@@ -54,7 +54,7 @@ type segment struct {
 	conn *packet.Conn
 }
 
-// ethernet returns a link, nil for one that is no Ethernet. Package net would list the links of all pods.
+// ethernet returns a link, nil if it is not Ethernet. Package net would list the links of all pods.
 func ethernet(index int) (*net.Interface, error) {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *segment) listen() (*packet.Conn, error) {
 	return packet.Listen(s.link, packet.Raw, protocol, &packet.Config{Filter: filter})
 }
 
-// send sends a frame to the MAC that it names.
+// send sends a frame to its destination MAC.
 func (s *segment) send(f []byte) error {
 	if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
 		return fmt.Errorf("send on link %s: %w", s.link.Name, err)
@@ -87,7 +87,8 @@ func (s *segment) send(f []byte) error {
 	return nil
 }
 
-// repliesPass lets ARP replies to a MAC pass a filter: each node announces its pods to all, and no question is answered so.
+// repliesPass lets only ARP replies to a MAC pass a filter: replies to all hosts are announcements
+// of other nodes.
 func repliesPass(mac net.HardwareAddr, pass bpf.Instruction) []bpf.Instruction {
 	const arpOperation = 14 + 6
 	return []bpf.Instruction{
@@ -101,15 +102,17 @@ func repliesPass(mac net.HardwareAddr, pass bpf.Instruction) []bpf.Instruction {
 	}
 }
 
-// answer reads an answer. ok is false for frames of this link itself and for frames that prove nothing.
+// answer reads an answer. ok is false for frames of this link itself, and for frames that are no
+// answers.
 func (s *segment) answer(f []byte) (answer Answer, ok bool) {
 	if !s.is4 {
 		a, ok := frame.ParseAdvertisement(f)
 		return Answer{a.Target, a.MAC, a.Flags&frame.FlagOverride != 0}, ok && !bytes.Equal(a.MAC, s.link.HardwareAddr)
 	}
-	// Announcements go to all. Nodes of Berth repeat theirs, maybe a moment too long.
+	// Announcements go to all hosts. Nodes of Berth repeat them, maybe a moment too long.
 	a, to, ok := frame.ParseARP(f)
 	ok = ok && a.Operation == frame.ARPReply && bytes.Equal(to, s.link.HardwareAddr) && !bytes.Equal(a.SenderMAC, s.link.HardwareAddr)
-	// A reply has the address of the host that asked as its target (RFC 826), and a probe has none (RFC 5227, section 2.1.1).
+	// A reply has the address of the host that asked as its target (RFC 826), and a probe has none
+	// (RFC 5227, section 2.1.1).
 	return Answer{a.Sender, a.SenderMAC, ok && (a.Target.IsUnspecified() || a.Target == a.Sender)}, ok
 }

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack lists connections as the kernel tracks them, ends them, and tells the kernel of
-// connections that began before it tracked any, in the network namespace of the calling thread. It lists connections of the kernel's
-// zone 0 only: a connection in another zone belongs to the program that gave it the zone.
+// Package conntrack lists and ends the connections that the kernel tracks in the network namespace
+// of the calling thread. It also makes the kernel track older connections. It lists connections of
+// the kernel's zone 0 only: a connection in another zone belongs to the program that gave it the
+// zone.
 //
-// The kernel treats the packets of a connection as it did the first one. So a connection ends when that is not right any more:
+// The kernel treats all packets of a connection like the first packet. So these connections have to
+// end:
 //
 //   - all of an address, when the address gets its next pod ([EndOf]);
-//   - to a port of the node, when the port leads to another pod or to none ([EndWhere], by package hostport);
-//   - of a pod to what is outside the cluster, when the pod is to leave with another address ([EndWhere], by package egress);
-//   - whose first packet network policies forbid, which is marked and not forgotten ([SetMark], by package agent/policy/connections).
+//   - to a port of the node, when the port leads to another pod or to none ([EndWhere], by package
+//     hostport);
+//   - of a pod to what is outside the cluster, when the pod is to leave with another address
+//     ([EndWhere], by package egress);
+//   - whose first packet network policies forbid, which is marked and not forgotten ([SetMark], by
+//     package agent/policy/connections).
 package conntrack
 
 import (
@@ -32,30 +37,31 @@ import (
 // Flow is a connection.
 type Flow struct {
 	Protocol byte
-	// Original has the addresses of the first packet before the kernel translated it, Reply has the
-	// answers' addresses. So the connection really leads to the source of Reply.
+	// Original has the addresses of the first packet before the kernel translated it. Reply has the
+	// addresses of the replies, so the connection really leads to the source of Reply.
 	Original, Reply Tuple
-	// Mark is the connection mark, of which several programs share the bits.
+	// Mark is the connection mark, whose bits several programs share.
 	Mark uint32
-	// PickedUp says of a TCP connection that the kernel did not see it begin: the first packet that it saw was one of
-	// the middle, of either side, or Adopt told it of the connection.
+	// PickedUp says that the kernel did not see the begin of a TCP connection: the first packet that
+	// it saw was a later one, of either side, or Adopt created the entry.
 	PickedUp bool
 
-	// tuple and id are the kernel's name for it.
+	// tuple and id identify the connection in the kernel.
 	tuple, id []byte
 }
 
-// Tuple is a source and a destination. Ports are 0 where the protocol has none.
+// Tuple is a source and a destination. Ports are 0 if the protocol has none.
 type Tuple struct{ Source, Destination netip.AddrPort }
 
-// attempts is how often the table is read that changed too much meanwhile.
+// attempts is how often the table is read if it changes too much meanwhile.
 const attempts = 5
 
 // Both are the families of addresses.
 var Both = []int{unix.AF_INET, unix.AF_INET6}
 
-// List yields the connections of families, AF_INET or AF_INET6, until yield returns false. One
-// may come twice where the kernel's table changes meanwhile. It holds none, as there may be a million; flows are valid for good.
+// List yields the connections of families, AF_INET or AF_INET6, until yield returns false. A
+// connection may come twice if the kernel's table changes meanwhile. List keeps no flows, because
+// there may be a million; the yielded flows stay valid.
 func List(families []int, yield func(*Flow) bool) error {
 	var errs []error
 	more := true
@@ -112,7 +118,7 @@ func list(family int, yield func(*Flow) bool, filter ...*nl.RtAttr) error {
 func End(f *Flow) error {
 	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
-	// A new one with the same addresses and ports is another.
+	// A new connection with the same addresses and ports has another ID.
 	req.AddData(nl.NewRtAttr(nl.CTA_ID, f.id))
 	if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("end the connection from %s to %s: %w", f.Original.Source, f.Original.Destination, err)
@@ -120,7 +126,7 @@ func End(f *Flow) error {
 	return nil
 }
 
-// EndWhere ends the connections of families for which a function says so.
+// EndWhere ends the connections of families for which a function returns true.
 func EndWhere(families []int, which func(*Flow) bool) error {
 	var failed error
 	err := List(families, func(f *Flow) bool {
@@ -135,7 +141,8 @@ func EndWhere(families []int, which func(*Flow) bool) error {
 // markMask is CTA_MARK_MASK of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h.
 const markMask = 21
 
-// SetMark sets the bits of a mask in the mark of a connection, which may be gone, and leaves the other bits.
+// SetMark sets the bits of a mask in the mark of a connection, which may be gone, and leaves the
+// other bits.
 func SetMark(f *Flow, mark, mask uint32) error {
 	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
@@ -147,16 +154,16 @@ func SetMark(f *Flow, mark, mask uint32) error {
 	return nil
 }
 
-// Of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h: CTA_FILTER and its parts, which Linux has
-// since 5.8 and others ignore.
+// CTA_FILTER and its parts are from the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h. Linux
+// has them since 5.8; older kernels ignore them.
 const (
 	filter                      = 25
 	filterOriginal, filterReply = 1, 2
 	filterSource                = 1 << 0
 )
 
-// EndOf ends the connections that addresses began or that lead to them, behind any translation: they are of the last pods that had
-// the addresses.
+// EndOf ends all connections from or to addresses, also behind a translation: they belong to the
+// last pods of the addresses.
 func EndOf(addrs []netip.Addr) error {
 	for _, a := range addrs {
 		if err := endOf(a); err != nil {
@@ -232,7 +239,8 @@ func parse(m []byte) (f *Flow, zone uint16, err error) {
 	return f, zone, err
 }
 
-// isPickedUp reads whether the kernel did not see a connection begin: then it knows no window, and is liberal.
+// isPickedUp reports whether the kernel did not see the begin of a connection: then it does not
+// know the windows, and is liberal.
 func isPickedUp(b []byte) (is bool, err error) {
 	err = rtnl.Attributes(b, func(kind int, value []byte) error {
 		if kind != nl.CTA_PROTOINFO_TCP {
@@ -285,18 +293,18 @@ func parseTuple(b []byte) (protocol byte, t Tuple, err error) {
 	return protocol, Tuple{netip.AddrPortFrom(source, sourcePort), netip.AddrPortFrom(destination, destinationPort)}, err
 }
 
-// The times after which the kernel forgets a connection that Adopt told it of and that sends nothing. The
-// first packet begins the kernel's own.
+// The times after which the kernel forgets a connection of Adopt without packets. After the first
+// packet the kernel's own times count.
 const (
 	adoptedTCP   = 24 * time.Hour
 	adoptedOther = 2 * time.Minute
 )
 
-// Adopt tells the kernel of a connection that began when nothing tracked it, so that the kernel
-// does not take the side whose packet it sees next for the one that began. It returns false where
-// the kernel tracks the connection already, begun by either side. Where replace is true and the
-// kernel tracks it, untranslated, as begun by the other side, Adopt ends that entry first; but not
-// where the kernel saw a TCP connection begin, and knows better.
+// Adopt makes the kernel track a connection that began untracked, so that the kernel does not take
+// the side of the next packet for the side that began. It returns false if the kernel tracks the
+// connection already, begun by either side. If replace is true, and the kernel tracks the
+// untranslated connection as begun by the other side, Adopt ends this entry first. It does not do
+// so if the kernel saw a TCP connection begin, because then the kernel is right.
 func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error) {
 	reply := Tuple{Source: original.Destination, Destination: original.Source}
 	for range attempts {
@@ -308,7 +316,7 @@ func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error
 		}
 		known, err := get(protocol, original)
 		if known == nil && err == nil {
-			// Where its destination is translated, only packets of the other side lead to it.
+			// If the destination is translated, only packets of the other side find the connection.
 			known, err = get(protocol, reply)
 		}
 		if err != nil {
@@ -320,7 +328,7 @@ func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error
 		if known.Original != reply || known.Reply != original || protocol == unix.IPPROTO_TCP && !known.PickedUp {
 			return false, nil
 		}
-		// A packet may come before the next attempt, and begin it anew.
+		// Before the next attempt a packet may come and begin the connection anew.
 		if err := End(known); err != nil {
 			return false, err
 		}
@@ -331,7 +339,7 @@ func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error
 	return true, nil
 }
 
-// Of the kernel's uapi/linux/netfilter.
+// These are from the kernel's uapi/linux/netfilter.
 const (
 	seenReply, assured, confirmed = 1 << 1, 1 << 2, 1 << 3 // enum ip_conntrack_status
 	beLiberal                     = 0x08                   // IP_CT_TCP_FLAG_BE_LIBERAL
@@ -339,7 +347,7 @@ const (
 	tcpFlagsReply                 = 5
 )
 
-// create makes a connection whose packets pass in both directions already.
+// create makes an established connection.
 func create(protocol byte, original, reply Tuple) error {
 	req := request(familyOf(original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, original))
@@ -351,7 +359,7 @@ func create(protocol byte, original, reply Tuple) error {
 		info := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
 		tcp := info.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil)
 		tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{nl.TCP_CONNTRACK_ESTABLISHED})
-		// As the kernel does with connections that it takes up: it does not know their windows.
+		// The kernel does the same for picked-up connections, because it does not know their windows.
 		for _, kind := range []int{tcpFlagsOriginal, tcpFlagsReply} {
 			tcp.AddRtAttr(kind, []byte{beLiberal, beLiberal})
 		}
@@ -362,9 +370,9 @@ func create(protocol byte, original, reply Tuple) error {
 	return err
 }
 
-// get returns the connection that a packet belongs to, nil where there is none.
+// get returns the connection of a packet, or nil.
 func get(protocol byte, packet Tuple) (*Flow, error) {
-	// The kernel marks its answer as one of several and ends them only if it is asked to acknowledge.
+	// The kernel marks its response as part of several, and ends them only if asked to acknowledge.
 	req := request(familyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK)
 	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, packet))
 	found, err := req.Execute(unix.NETLINK_NETFILTER, nl.IPCTNL_MSG_CT_NEW|unix.NFNL_SUBSYS_CTNETLINK<<8)

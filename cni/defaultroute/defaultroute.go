@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package defaultroute gives the default route of a container with several interfaces to
-// one of them. It looks at the main routing table only: rules and tables by which packets of
-// some source address leave elsewhere stay as they are. It never changes the node's routes.
+// Package defaultroute sets the interface of the default route of a container with several
+// interfaces. It looks at the main routing table only, and changes no policy routing rules and no
+// other tables. It never changes the node's routes.
 package defaultroute
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrOther is returned by Check where another interface or gateway has the default route.
+// ErrOther is returned by Check if another interface or gateway has the default route.
 var ErrOther = errors.New("the container's default route is another one")
 
 // Way is the default route of one or both families.
@@ -33,8 +33,8 @@ type Way struct {
 // Kernel is the kernel of the node. Its methods are safe in parallel.
 type Kernel struct{}
 
-// Set makes the way the only default route of its families. It is idempotent, and keeps a
-// route that is there. It blocks for the kernel only.
+// Set makes the way the only default route of its families. It is idempotent, and keeps an existing
+// right route. It blocks for the kernel only.
 func (Kernel) Set(w Way) error {
 	return w.inside(func(link netlink.Link, gateway netip.Addr, routes []netlink.Route) error {
 		there := false
@@ -58,7 +58,7 @@ func (Kernel) Set(w Way) error {
 	})
 }
 
-// Check returns ErrOther where Set would change something. It blocks for the kernel only.
+// Check returns ErrOther if Set would change something. It blocks for the kernel only.
 func (Kernel) Check(w Way) error {
 	return w.inside(func(link netlink.Link, gateway netip.Addr, routes []netlink.Route) error {
 		if len(routes) != 1 || !w.is(routes[0], link, gateway) {

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrConfig is returned for a plugin's configuration with which floating IPs cannot work.
+// ErrConfig is returned for a plugin's configuration that does not work with floating IPs.
 var ErrConfig = errors.New("network configuration")
 
 // Config is the configuration of a plugin that names berth-ipam as its IPAM plugin.
@@ -29,8 +29,7 @@ type Config struct {
 	// Type is the plugin.
 	Type string
 	IPAM IPAM
-	// Link is the node's link to the network of the addresses; empty where the
-	// configuration names none.
+	// Link is the node's link to the network of the addresses; empty if the configuration names none.
 	Link string
 
 	gateway, masquerade bool
@@ -51,7 +50,7 @@ type IPAM struct {
 }
 
 // ParseConfig reads the configuration of one plugin, without the rules of [Config.Result]: DEL must
-// work with a configuration that ADD refuses. ours is false where it does not name berth-ipam.
+// work with a configuration that ADD refuses. ours is false if it does not name berth-ipam.
 func ParseConfig(raw []byte) (c *Config, ours bool, err error) {
 	var plugin struct {
 		CNIVersion       string          `json:"cniVersion"`
@@ -81,7 +80,7 @@ func ParseConfig(raw []byte) (c *Config, ours bool, err error) {
 		gateway: plugin.IsGateway || plugin.IsDefaultGateway || plugin.Type == "ptp", masquerade: plugin.IPMasq,
 	}
 	if c.Link == "" && plugin.VLAN == 0 {
-		// A bridge that has no ports in the VLAN itself is no link to it.
+		// A bridge without ports in the VLAN is no link to the VLAN.
 		c.Link = plugin.Bridge
 	}
 	decoder := json.NewDecoder(bytes.NewReader(plugin.IPAM))
@@ -108,8 +107,8 @@ func (c *Config) validateDelegate() error {
 	return nil
 }
 
-// Result returns the result of berth-ipam for the addresses of a pod. It returns ErrConfig where
-// the plugin would do harm to their network.
+// Result returns the result of berth-ipam for the addresses of a pod. It returns ErrConfig if the
+// plugin would harm their network.
 func (c *Config) Result(addrs []api.Address) (*current.Result, error) {
 	if c.gateway && len(c.IPAM.Gateways) == 0 {
 		return nil, fmt.Errorf("%w %q: plugin %s would put the pool's gateway on this node, and answer for the router: remove isGateway and isDefaultGateway, or name in ipam.gateways addresses of the pools' subnets that no other host has",
@@ -133,9 +132,9 @@ func (c *Config) Result(addrs []api.Address) (*current.Result, error) {
 	return result, nil
 }
 
-// routes returns the routes of a family: the configuration's, or the default route by the first gateway. A gateway that is on
-// the link, but in no subnet of it, has a route of its own before them. Plugins give a gateway of ips to each route without one,
-// and would to this route: ips has none of the family then.
+// routes returns the routes of a family: the configuration's, or the default route by the first
+// gateway. A gateway on the link that is in none of its subnets gets a route of its own before
+// them. Then ips has no gateway of the family, because plugins would add it to this route, too.
 func (c *Config) routes(addrs []api.Address, is4 bool, ips []*current.IPConfig) (routes []*types.Route) {
 	for _, r := range c.IPAM.Routes {
 		if (r.Dst.IP.To4() != nil) == is4 {
@@ -178,7 +177,7 @@ func (c *Config) validateGateways() error {
 	return nil
 }
 
-// gatewayOf returns the gateway of an address, the zero Addr where it has none.
+// gatewayOf returns the gateway of an address, or the zero Addr.
 func (c *Config) gatewayOf(a api.Address) netip.Addr {
 	if i := slices.IndexFunc(c.IPAM.Gateways, func(g netip.Addr) bool { return g.Is4() == a.Address.Is4() }); i >= 0 {
 		return c.IPAM.Gateways[i]

@@ -24,23 +24,23 @@ import (
 // node's; they are idempotent and block for the kernel only.
 type Interface struct {
 	ContainerID string
-	// NetNS is the path of the container's network namespace; empty where it is gone.
+	// NetNS is the path of the container's network namespace; empty if it is gone.
 	NetNS string
 	Name  string
 	// Addresses are the pod's floating IPs on it.
 	Addresses []netip.Addr
-	// Result of the plugin, or of berth-ipam alone; nil where there is none yet.
+	// Result of the plugin, or of berth-ipam alone; nil if there is none yet.
 	Result *current.Result
 }
 
-// ErrNotSeen is returned by Silence where the network namespace has nothing of the interface:
-// its plugin may be about to make it, or the container hides it.
+// ErrNotSeen is returned by Silence if the network namespace has no part of the interface: its
+// plugin may be about to make it, or the container hides it.
 var ErrNotSeen = errors.New("interface not seen")
 
 const kindVeth = "veth"
 
-// open returns the container's network namespace, nil where it is gone. A path that leads to the
-// node's namespace by now, as after its process ID was used again, counts as gone, too.
+// open returns the container's network namespace, nil if it is gone. It also counts as gone if the
+// path now leads to the node's namespace, for example because a process ID was used again.
 func (i Interface) open() (ns.NetNS, error) {
 	netns, err := rtnl.FindNS(i.NetNS)
 	if err != nil || netns == nil {
@@ -53,8 +53,9 @@ func (i Interface) open() (ns.NetNS, error) {
 	return nil, errors.Join(err, netns.Close())
 }
 
-// Links returns the indices, by name, of the links in a container's network namespace that the kernel can lose: all but devices, which
-// programs move out on purpose, as for a virtual machine. It returns nil where the namespace is gone.
+// Links returns the indices, by name, of the links in a container's network namespace, except
+// devices, which programs move out on purpose, for example for a virtual machine. It returns nil if
+// the namespace is gone.
 func Links(path string) (map[string]int, error) {
 	netns, err := Interface{NetNS: path}.open()
 	if err != nil || netns == nil {
@@ -77,7 +78,7 @@ func Links(path string) (map[string]int, error) {
 	return all, nil
 }
 
-// isCurrent returns whether the calling thread is in the namespace.
+// isCurrent reports whether the calling thread is in the namespace.
 func isCurrent(netns ns.NetNS) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
@@ -89,8 +90,8 @@ func isCurrent(netns ns.NetNS) (bool, error) {
 	return own.Dev == other.Dev && own.Ino == other.Ino, nil
 }
 
-// Silence takes the interface down. It succeeds where nothing is left of it, and returns
-// ErrNotSeen where its namespace is there and has no interface with the addresses yet.
+// Silence takes the interface down. It succeeds if nothing is left of the interface, and returns
+// ErrNotSeen if its namespace exists but has no interface with the addresses yet.
 func (i Interface) Silence() error {
 	netns, err := i.open()
 	if err != nil {
@@ -131,9 +132,9 @@ type insideLink struct {
 	hasAddress bool
 }
 
-// find returns the links that lead to the container: ends on the node, and links inside without
-// such an end. They have one of the addresses, since a container may rename its links, or the
-// interface's name and no other global address.
+// find returns the links of the interface: ends on the node, and links in the container without
+// such an end. They either have any of the addresses, because a container may rename its links, or
+// the interface's name and no other global address.
 func (i Interface) find(netns ns.NetNS) (hosts []netlink.Link, inside []insideLink, err error) {
 	err = netns.Do(func(ns.NetNS) error {
 		links, err := netlinksafe.LinkList()
@@ -168,8 +169,8 @@ func (i Interface) find(netns ns.NetNS) (hosts []netlink.Link, inside []insideLi
 	return hosts, inside, nil
 }
 
-// has returns whether a link has one of the interface's addresses, and whether it has another
-// one with global scope.
+// has reports whether a link has any of the interface's addresses, and whether it has any other
+// address with global scope.
 func (i Interface) has(link netlink.Link) (own, other bool, err error) {
 	addrs, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -188,14 +189,14 @@ func (i Interface) has(link netlink.Link) (own, other bool, err error) {
 }
 
 // endsOf returns the node's ends of the veths in a namespace, by the indices of the ends inside. A
-// container chooses the indices of its links and of their peers; so endsOf asks the node's links
-// alone, by the namespace that the kernel says they lead to.
+// container can choose the indices of its links and of their peers. So endsOf looks only at the
+// node's links, by the namespace to which, by the kernel, they lead.
 func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list the node's links: %w", err)
 	}
-	// The list before gave the namespace a number, if it had none.
+	// The list above gave the namespace a number, if it had none.
 	nsid, err := netlink.GetNetNsIdByFd(int(netns.Fd()))
 	if err != nil {
 		return nil, fmt.Errorf("get the number of network namespace %s: %w", netns.Path(), err)
@@ -209,12 +210,12 @@ func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
 	return ends, nil
 }
 
-// ErrCannotClose is returned by Close for an interface that it could silence only by taking it down in the container, which
-// would lose its routes.
+// ErrCannotClose is returned by Close for an interface that could be silenced only in the
+// container, which would lose its routes.
 var ErrCannotClose = errors.New("interface of another project's plugin cannot be kept silent")
 
-// Close takes down the ports of bridges that lead to the container, until Restore. It does nothing to a veth that is no
-// port: the network leads the packets to the node, and nobody answers for the addresses.
+// Close takes the bridge ports of the container down, until Restore. It does nothing to a veth that
+// is no port: the network routes the packets to the node, and nobody answers for the addresses.
 func (i Interface) Close() error {
 	hosts, inside, err := i.ends()
 	if err != nil {
@@ -227,7 +228,7 @@ func (i Interface) Close() error {
 	return err
 }
 
-// CheckOpen returns ErrNotWired where the interface is closed.
+// CheckOpen returns ErrNotWired if the interface is closed.
 func (i Interface) CheckOpen() error {
 	hosts, _, err := i.ends()
 	if err != nil {
@@ -242,7 +243,8 @@ func (i Interface) CheckOpen() error {
 	return errors.Join(errs...)
 }
 
-// ends returns the node's ends of the interface, and its links in the container without such an end.
+// ends returns the node's ends of the interface, and its links in the container without such an
+// end.
 func (i Interface) ends() (hosts []netlink.Link, inside []insideLink, err error) {
 	netns, err := i.open()
 	if err != nil {
@@ -260,7 +262,7 @@ func ports(links []netlink.Link) []netlink.Link {
 	return slices.DeleteFunc(links, func(l netlink.Link) bool { return l.Attrs().MasterIndex == 0 })
 }
 
-// alias marks the node's end of the interface; empty where the container is not known.
+// alias returns the mark of the node's end of the interface; empty if the container is not known.
 func (i Interface) alias() string {
 	if i.ContainerID == "" {
 		return ""
@@ -271,13 +273,13 @@ func (i Interface) alias() string {
 // ErrNotMarked is returned by CheckMark.
 var ErrNotMarked = errors.New("link without mark")
 
-// CheckMark returns ErrNotMarked where the interface is a veth whose end on the node lacks the
-// mark. By it Silence finds the end even if the container changes its own.
+// CheckMark returns ErrNotMarked if the interface is a veth whose end on the node lacks the mark.
+// By the mark Silence finds the node's end even if the container changes its own end.
 func (i Interface) CheckMark() error {
 	return i.unmarked(func(l netlink.Link) error { return fmt.Errorf("%w: %s", ErrNotMarked, l.Attrs().Name) })
 }
 
-// Mark makes the mark. A link that has the alias of another program stays as it is.
+// Mark makes the mark. It does not change a link with the alias of another program.
 func (i Interface) Mark() error {
 	return i.unmarked(func(l netlink.Link) error {
 		if err := netlink.LinkSetAlias(l, i.alias()); err != nil && !rtnl.LinkNotFound(err) {
@@ -357,7 +359,7 @@ func down(links []netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// Restore undoes Silence. It returns ErrNotWired where the interface is gone.
+// Restore undoes Silence. It returns ErrNotWired if the interface is gone.
 func (i Interface) Restore() error {
 	netns, err := i.open()
 	if err != nil {
@@ -386,8 +388,8 @@ func (i Interface) Restore() error {
 	return netns.Do(func(ns.NetNS) error { return i.restoreInside(link) })
 }
 
-// restoreHost puts up the node's end of a veth. Where it is no port of a bridge the plugin
-// gave it the gateways and routes to the addresses (ptp), which the kernel dropped.
+// restoreHost sets the node's end of a veth up. If it is no port of a bridge (ptp), restoreHost
+// adds the plugin's gateways and routes to the addresses again, which the kernel dropped.
 func (i Interface) restoreHost(host netlink.Link) error {
 	if err := netlink.LinkSetUp(host); err != nil {
 		return fmt.Errorf("set link %s up: %w", host.Attrs().Name, err)
@@ -414,8 +416,8 @@ func (i Interface) restoreHost(host netlink.Link) error {
 	return nil
 }
 
-// restoreInside puts up a link of the container, with the addresses and routes that the
-// kernel dropped.
+// restoreInside sets a link of the container up, with the addresses and routes that the kernel
+// dropped.
 func (i Interface) restoreInside(link netlink.Link) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set link %s up: %w", i.Name, err)
@@ -444,8 +446,8 @@ func (i Interface) restoreInside(link netlink.Link) error {
 	return nil
 }
 
-// Announce tells the network of the interface that the addresses are here. It does nothing
-// where the plugin has not made the interface yet.
+// Announce tells the network of the interface that the addresses are here. It does nothing if the
+// plugin has not made the interface yet.
 func (i Interface) Announce() error {
 	netns, err := i.open()
 	if err != nil || netns == nil {

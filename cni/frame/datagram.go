@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Datagram is a UDP datagram to all hosts of a segment (255.255.255.255), from and to one port. Source may be
-// 0.0.0.0.
+// Datagram is a UDP datagram to all hosts of a segment (255.255.255.255), from and to one port.
+// Source may be 0.0.0.0.
 type Datagram struct {
 	SourceMAC net.HardwareAddr
 	Source    netip.Addr
@@ -39,7 +39,7 @@ func (d Datagram) ToAll() []byte {
 	source := d.Source.As4()
 	f = append(f, 0x45, 0)
 	f = binary.BigEndian.AppendUint16(f, uint16(ipv4Header+length))
-	// Don't Fragment; such a packet needs no ID (RFC 6864).
+	// A packet with Don't Fragment needs no ID (RFC 6864).
 	f = append(f, 0, 0, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0)
 	f = append(f, source[:]...)
 	f = append(f, limitedBroadcast[:]...)
@@ -52,15 +52,16 @@ func (d Datagram) ToAll() []byte {
 	f = append(f, d.Payload...)
 	sum := checksum(uint32(length)+unix.IPPROTO_UDP, source[:], limitedBroadcast[:], f[header+ipv4Header:])
 	if sum == 0 {
-		// 0 says that there is none (RFC 768).
+		// 0 would mean that there is no checksum (RFC 768).
 		sum = 0xffff
 	}
 	binary.BigEndian.PutUint16(f[header+ipv4Header+6:], sum)
 	return f
 }
 
-// ParseDatagram reads a frame; ok is false for every other frame, also for one with IP options, which ToAll never
-// makes. The checksum of UDP is not read: a link that computes checksums later leaves it open. Payload is part of f.
+// ParseDatagram reads a frame; ok is false for every other frame, also with IP options, which ToAll
+// never makes. It does not read the UDP checksum, which links with checksum offload have not
+// computed yet. Payload is part of f.
 func ParseDatagram(f []byte) (d Datagram, ok bool) {
 	if len(f) < payload || binary.BigEndian.Uint16(f[12:]) != unix.ETH_P_IP {
 		return Datagram{}, false

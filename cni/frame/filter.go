@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ToThisHost begins the filter of a packet socket: it drops frames to other hosts, and of VLANs for which the node has no
-// link. Linux gives the latter, without their tag, to the sockets of the link below, as frames to other hosts.
+// ToThisHost begins the filter of a packet socket: it drops frames to other hosts, and frames of
+// VLANs without a link on the node. Linux gives such VLAN frames, without their tag, to the sockets
+// of the link below, as frames to other hosts.
 func ToThisHost() []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},

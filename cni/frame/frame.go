@@ -68,8 +68,8 @@ func ParseARP(f []byte) (a ARP, destination net.HardwareAddr, ok bool) {
 
 func clone(mac []byte) net.HardwareAddr { return append(net.HardwareAddr(nil), mac...) }
 
-// Types of ICMPv6 messages, and the flags of an advertisement by a router, and of one that replaces a MAC
-// address its receivers know.
+// Types of ICMPv6 messages, and the flags of an advertisement: from a router, and to replace a MAC
+// address that receivers know.
 const (
 	NeighborSolicitation  = 135
 	NeighborAdvertisement = 136
@@ -100,14 +100,14 @@ func ICMPv6(sourceMAC, destinationMAC net.HardwareAddr, source, destination neti
 	return append(f, message...)
 }
 
-// checksum6 returns the checksum over the pseudo header and an ICMPv6 message, whose checksum field
-// is zero. Of a message with its checksum it is 0.
+// checksum6 returns the checksum over the pseudo header and an ICMPv6 message whose checksum field
+// is zero. For a message with a right checksum it returns 0.
 func checksum6(src, dst [16]byte, message []byte) uint16 {
 	return checksum(uint32(len(message))+unix.IPPROTO_ICMPV6, src[:], dst[:], message)
 }
 
-// checksum returns the Internet checksum (RFC 1071) over parts and a sum of others. Only the last part may
-// have an odd length.
+// checksum returns the Internet checksum (RFC 1071) over parts, added to a sum of other parts. Only
+// the last part may have an odd length.
 func checksum(sum uint32, parts ...[]byte) uint16 {
 	for _, b := range parts {
 		for ; len(b) > 1; b = b[2:] {
@@ -134,8 +134,8 @@ func DuplicateProbe(mac net.HardwareAddr, target netip.Addr) []byte {
 	return ICMPv6(mac, groupMAC, netip.IPv6Unspecified(), netip.AddrFrom16(group), message)
 }
 
-// Solicitation returns the neighbour solicitation by which a node asks one host, whose MAC it knows, whether it still has an
-// address (RFC 4861, section 7.3.3). source is the node's own.
+// Solicitation returns the neighbour solicitation by which a node asks a host with a known MAC
+// whether it still has an address (RFC 4861, section 7.3.3). source is the node's own address.
 func Solicitation(mac, to net.HardwareAddr, source, target netip.Addr) []byte {
 	tgt := target.As16()
 	message := append([]byte{NeighborSolicitation, 0, 0, 0, 0, 0, 0, 0}, tgt[:]...)
@@ -145,13 +145,13 @@ func Solicitation(mac, to net.HardwareAddr, source, target netip.Addr) []byte {
 // Advertisement has the fields of a neighbour advertisement.
 type Advertisement struct {
 	Target netip.Addr
-	// MAC comes from the option, or from the frame where it has none.
+	// MAC is from the option or, without the option, from the frame.
 	MAC   net.HardwareAddr
 	Flags byte
 }
 
-// ParseAdvertisement reads a frame; ok is false for every other frame, also for one that a
-// receiver must discard (RFC 4861, section 7.1.2).
+// ParseAdvertisement reads a frame; ok is false for every other frame, also for an advertisement
+// that a receiver must discard (RFC 4861, section 7.1.2).
 func ParseAdvertisement(f []byte) (a Advertisement, ok bool) {
 	const start = header + ipv6Header
 	if len(f) < start+neighborMessage || binary.BigEndian.Uint16(f[12:]) != unix.ETH_P_IPV6 || f[header+6] != unix.IPPROTO_ICMPV6 || f[header+7] != 255 {

@@ -12,9 +12,9 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// forward is one element of the maps: connections to the node's port lead to the pod.
+// forward is an element of the maps: connections to the node's port lead to the pod.
 type forward struct {
-	// hostIP is the zero Addr where every address of the node has the port.
+	// hostIP is the zero Addr if every address of the node has the port.
 	hostIP   netip.Addr
 	hostPort uint16
 	protocol byte
@@ -52,7 +52,7 @@ func parseForward(ip *nftables.IP, key, value []byte) (forward, bool) {
 	}, true
 }
 
-// changes are forwards that began and that ended.
+// changes are new and ended forwards.
 type changes struct{ began, ended map[forward]bool }
 
 // changesTo returns the changes from one content to another.
@@ -72,8 +72,8 @@ func setOf(all []forward) map[forward]bool {
 	return set
 }
 
-// and returns the changes and later ones, without those that are undone where the node now has the given
-// forwards.
+// and returns the changes and later changes, without changes that are undone by now: forwarded are
+// the present forwards of the node.
 func (c changes) and(later changes, forwarded map[forward]bool) changes {
 	sum := changes{map[forward]bool{}, map[forward]bool{}}
 	for _, one := range []changes{c, later} {
@@ -104,14 +104,14 @@ type nodePort struct {
 	number   uint16
 }
 
-// stale matches the connections, as the kernel tracks them, that have not gone with changes.
-// The kernel would lead their packets where the first one went. Clients of TCP and SCTP learn that their connection
-// is gone; UDP begins anew.
+// stale matches tracked connections that contradict changes: the kernel would still lead their
+// packets to the destination of the first packet. Clients of TCP and SCTP learn that their
+// connection is gone; UDP begins anew.
 type stale struct {
 	began, ended map[nodePort][]forward
 	// local are the addresses of the node.
 	local []netip.Addr
-	// forwards says whether the node has a forward now: it may have changed again.
+	// forwards reports whether the node has a forward now: it may have changed again.
 	forwards func(forward) bool
 }
 
@@ -127,8 +127,8 @@ func newStale(c changes, local []netip.Addr, forwards func(forward) bool) stale 
 	return stale{began: byPort(c.began), ended: byPort(c.ended), local: local, forwards: forwards}
 }
 
-// has returns true for connections to a port that lead elsewhere since before the port was
-// forwarded, and for connections to a pod that lost the port.
+// has reports whether a connection to a port leads elsewhere because it is older than the forward,
+// or leads to a pod that lost the port.
 func (s stale) has(flow *conntrack.Flow) bool {
 	dst := flow.Original.Destination
 	at := nodePort{flow.Protocol, dst.Port()}

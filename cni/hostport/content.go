@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// content has the elements of each set, by the set's name: values by key. The value is empty where
-// the set is no map.
+// content has the elements of each set, by the set's name: values by key. The value is empty if the
+// set is no map.
 type content map[string]map[string]string
 
 func (c content) add(set string, key []byte, value []byte) {
@@ -23,7 +23,7 @@ func (c content) add(set string, key []byte, value []byte) {
 }
 
 // contentOf returns the elements that the sets must have. links has the node's link to each pod's
-// address, services the addresses that are on the node only so that kube-proxy gets their packets.
+// address; services has the addresses that are on the node only for kube-proxy's packets.
 func contentOf(mappings []Mapping, links map[netip.Addr]string, services []netip.Addr) content {
 	c := content{}
 	for _, addr := range services {
@@ -86,12 +86,12 @@ func (c content) linkNames() []string {
 	return all
 }
 
-// element is one of a set.
+// element is an element of a set.
 type element struct {
 	set, key, value string
 }
 
-// without lists the elements of c that other lacks or has with another value, in order.
+// without lists, in order, the elements of c that are missing in other or have another value there.
 func (c content) without(other content) []element {
 	var all []element
 	for _, set := range slices.Sorted(maps.Keys(c)) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostport forwards ports of a node to ports of its pods: hostPort of Kubernetes. It
-// owns one nftables table, which it writes through netlink, so that neither the node nor an
-// image needs a program for it, and which works beside iptables of either kind and beside
-// kube-proxy, whose rules it does not touch.
+// Package hostport forwards ports of a node to ports of its pods: hostPort of Kubernetes. It owns
+// an nftables table, which it writes through netlink, so that neither the node nor an image needs a
+// program. The table works together with both variants of iptables and with kube-proxy, whose rules
+// the package does not touch.
 //
 //	table inet berth-hostports
 //	  map ports4, ports6          address . protocol . port : pod . port, where a hostIP is given
@@ -25,21 +25,21 @@
 //	  chain guard (prerouting, raw):
 //	    from or to 127.0.0.0/8, not by loopback    drop
 //
-// A pod therefore sees the client's address, even if other programs masquerade on the node, except
-// where the reply would not come back: it never does from the pod to itself or to 127.0.0.1, and
-// not from a pod to another on the same bridge.
+// So a pod sees the client's address, even if other programs masquerade on the node. The exceptions
+// are connections whose replies would not come back: of a pod to itself, from 127.0.0.1, and
+// between pods on the same bridge.
 //
-// So that 127.0.0.1 can be forwarded, the kernel must route such packets on the links that
-// lead to the pods (net.ipv4.conf.LINK.route_localnet), and would then also take packets for
-// 127.0.0.1 that come from there (CVE-2020-8558). The guard drops them. It is there before the
-// setting is made and as long as the setting is. IPv6 has no such setting, and always drops
-// such packets; there a route "local ::1 dev LINK" with protocol 98 lets the replies in.
+// So that 127.0.0.1 can be forwarded, the kernel must route such packets on the links that lead to
+// the pods (net.ipv4.conf.LINK.route_localnet), and would then also take packets for 127.0.0.1 that
+// come from there (CVE-2020-8558). The guard drops them. It exists before the setting is made, and
+// as long as the setting exists. IPv6 has no such setting, and always drops such packets; there a
+// route "local ::1 dev LINK" with protocol 98 lets the replies in.
 //
-// Every change is one transaction: no connection meets half of it. Connections that began before go on
-// where they went, until [Forwarder.EndConnections].
+// Every change is a single transaction: no connection meets half of it. Older connections keep
+// their destination until [Forwarder.EndConnections].
 //
 // # Caveats
 //
-// A connection of a node's own program to a port that is forwarded goes to the pod, also where
-// another program listens on the port.
+// A connection of a node's own program to a forwarded port goes to the pod, even if another program
+// listens on the port.
 package hostport

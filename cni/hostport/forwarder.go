@@ -13,20 +13,20 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Forwarder writes the host ports of the network namespace that it is used in. Methods are
-// safe in parallel and block for the kernel.
+// Forwarder writes the host ports of the calling network namespace. Methods are safe in parallel
+// and block for the kernel.
 type Forwarder struct {
 	mu sync.Mutex
-	// forwarded are the forwards of the last Apply, nil before the first one. Then the connections of
-	// all mappings are looked at, because an earlier process may have died before it did.
+	// forwarded are the forwards of the last Apply, nil before the first Apply. The first Apply checks
+	// the connections of all mappings, because an earlier process may have died before it did.
 	forwarded map[forward]bool
 	// changed are the changes whose connections EndConnections has not ended yet.
 	changed changes
 }
 
-// Apply makes the node forward the ports of mappings and no others, in one transaction. It returns true
-// where something else was there. Without mappings it leaves nothing behind. Connections that lead
-// elsewhere go on until EndConnections.
+// Apply makes the node forward exactly the ports of mappings, in one transaction, and reports
+// whether this changed anything. Without mappings it leaves nothing behind. Connections that lead
+// elsewhere continue until EndConnections.
 func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,7 +50,7 @@ func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 		return false, err
 	}
 	f.note(had, want)
-	// The guard is there: loopback addresses can be routed now.
+	// The guard exists now, so loopback addresses can be routed.
 	for _, link := range want.linkNames() {
 		if err := routeLoopback(link, true); err != nil {
 			return changed, err
@@ -69,9 +69,10 @@ func (f *Forwarder) note(had, want content) {
 	f.changed = f.changed.and(c, now)
 }
 
-// EndConnections ends the connections that lead elsewhere than the node forwards since the last Apply. It
-// reads the kernel's connections once for all changes since its last success: there may be a million, and
-// no other method waits for it. After a failure the next call ends the same connections.
+// EndConnections ends the connections that lead elsewhere than the node forwards since the last
+// Apply. It reads the kernel's connections once for all changes since its last success: there may
+// be a million, and no other method waits for it. After a failure the next call ends the same
+// connections.
 func (f *Forwarder) EndConnections() error {
 	return f.endConnections(conntrack.EndWhere)
 }
@@ -98,7 +99,7 @@ func (f *Forwarder) endConnections(endWhere func(families []int, which func(*con
 	return nil
 }
 
-// forwards returns whether the node has a forward since the last Apply.
+// forwards reports whether the node has a forward since the last Apply.
 func (f *Forwarder) forwards(one forward) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,7 +109,7 @@ func (f *Forwarder) forwards(one forward) bool {
 // ErrMissing is returned by Check for a port that the node does not forward.
 var ErrMissing = errors.New("host port is not forwarded")
 
-// Check returns ErrMissing where the node does not forward one of the ports.
+// Check returns ErrMissing if any of the ports is not forwarded.
 func (f *Forwarder) Check(mappings []Mapping) error {
 	state, have, err := read()
 	if err != nil {
@@ -135,13 +136,13 @@ func (f *Forwarder) Forwarded() ([]Mapping, error) {
 	return have.mappings(), nil
 }
 
-// write gives the table's sets the elements of want, and returns the old ones.
+// write sets the elements of the table's sets to want, and returns the old elements.
 func write(want content) (had content, changed bool, err error) {
 	state, had, err := read()
 	if err != nil {
 		return nil, false, err
 	}
-	// Before the guard goes: nothing may come in by a link that needs it no more.
+	// This is before the guard of the link is removed.
 	for _, link := range had.linkNames() {
 		if !slices.Contains(want.linkNames(), link) {
 			if err := routeLoopback(link, false); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// linksTo returns the node's link to each pod that is there. It leaves out links to the
-// outside, where a pod's address leads when its own link is gone.
+// linksTo returns the node's link to each existing pod. It leaves out links to the outside, to
+// which a pod's address leads when its own link is gone.
 func linksTo(mappings []Mapping) (map[netip.Addr]string, error) {
 	links := map[netip.Addr]string{}
 	if len(mappings) == 0 {
@@ -76,7 +76,7 @@ func servicesOfIPVS() ([]netip.Addr, error) {
 	return addresses(link)
 }
 
-// addresses lists the addresses of a link, or of the node where link is nil.
+// addresses lists the addresses of a link, or of the node if link is nil.
 func addresses(link netlink.Link) ([]netip.Addr, error) {
 	found, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -94,8 +94,8 @@ func addresses(link netlink.Link) ([]netip.Addr, error) {
 // metricLoopback puts our route to ::1 after the kernel's own.
 const metricLoopback = 2048
 
-// routeLoopback lets packets with a loopback address leave by a link and their replies come
-// back, or ends that. A link that is gone is no error.
+// routeLoopback switches on or off that packets with a loopback address may leave by a link and
+// their replies may come back. A missing link is no error.
 func routeLoopback(name string, on bool) error {
 	link, err := rtnl.LinkOrNil(name)
 	if err != nil || link == nil {

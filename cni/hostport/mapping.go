@@ -29,8 +29,8 @@ func (m Mapping) String() string {
 	return fmt.Sprintf("%s to %s", m.HostPort, netip.AddrPortFrom(m.Pod, m.ContainerPort))
 }
 
-// Mappings returns the mappings of a pod's ports to its addresses, of which the first of each
-// family counts. It returns an error where a port needs a family that the pod lacks.
+// Mappings returns the mappings of a pod's ports to its first address of each family. It returns an
+// error if a port needs a family that the pod lacks.
 func Mappings(ports []api.HostPort, pod []netip.Addr, detached bool) ([]Mapping, error) {
 	var all []Mapping
 	for _, port := range ports {
@@ -50,8 +50,7 @@ func Mappings(ports []api.HostPort, pod []netip.Addr, detached bool) ([]Mapping,
 	return all, nil
 }
 
-// Conflict returns true where the node cannot have both ports: one connection would belong to
-// both.
+// Conflict reports whether two ports clash: a connection could belong to both.
 func Conflict(a, b api.HostPort) bool {
 	if a.Protocol != b.Protocol || a.HostPort != b.HostPort {
 		return false
@@ -61,14 +60,15 @@ func Conflict(a, b api.HostPort) bool {
 	})
 }
 
-// isWildcard returns true for the hostIP of every address of the node, of one family or both.
+// isWildcard reports whether the hostIP stands for every address of the node, of one family or
+// both.
 func isWildcard(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
 
 func serves(hostIP netip.Addr, ip *nftables.IP) bool {
 	return !hostIP.IsValid() || nftables.IPOf(hostIP) == ip
 }
 
-// number returns a protocol's number in packets, 0 where it has no host ports.
+// number returns a protocol's number in packets, 0 if it has no host ports.
 func number(protocol string) byte {
 	switch protocol {
 	case "TCP":

@@ -31,10 +31,10 @@ func ParseRange(text string) (Range, error) {
 // String returns the text that ParseRange reads.
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// Has returns true for the ports of the range.
+// Has reports whether the range has the port.
 func (r Range) Has(port uint16) bool { return r.First <= port && port <= r.Last }
 
-// ErrNoPort is returned by Choose where no port of the range is free.
+// ErrNoPort is returned by Choose if no port of the range is free.
 var ErrNoPort = errors.New("no port of the range is free")
 
 // Choose returns a free port of the range. It begins at the same port for the same seed, so
@@ -70,8 +70,8 @@ func ephemeralRange() (Range, error) {
 	return r, nil
 }
 
-// Unused returns true where no socket of the node has the port, and none gets it as the
-// source of an outgoing connection.
+// Unused reports whether no socket of the node has the port, and none can get it as the source of
+// an outgoing connection.
 func (f *Forwarder) Unused(protocol string, port uint16) (bool, error) {
 	ephemeral, err := ephemeralRange()
 	if err != nil {
@@ -83,13 +83,13 @@ func (f *Forwarder) Unused(protocol string, port uint16) (bool, error) {
 	return bindable(protocol, port)
 }
 
-// bindable returns true where no socket of the node has the port.
+// bindable reports whether no socket of the node has the port.
 func bindable(protocol string, port uint16) (bool, error) {
 	kind := unix.SOCK_STREAM
 	if protocol == "UDP" {
 		kind = unix.SOCK_DGRAM
 	}
-	// Both families at once; a node without IPv6 has the other.
+	// An IPv6 socket tests both families at once; a node without IPv6 has IPv4.
 	for _, family := range []int{unix.AF_INET6, unix.AF_INET} {
 		fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, int(number(protocol)))
 		if errors.Is(err, unix.EAFNOSUPPORT) {

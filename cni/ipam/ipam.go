@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/cni/socket"
 )
 
-// ipam is a call of berth-ipam by another plugin, whose configuration it gets.
+// ipam is a call of berth-ipam by another plugin, with this plugin's configuration.
 type ipam struct {
 	conf *foreign.Config
 	args *skel.CmdArgs
@@ -47,8 +47,8 @@ func (p ipam) ask(command string) (*api.Response, error) {
 	return p.agent().Call(socket.Request(command, p.args))
 }
 
-// delegate calls do with the plugin for pods without a floating IP and its configuration. It
-// returns nil where there is none.
+// delegate calls do with the plugin for pods without a floating IP and its configuration. Without
+// such a plugin it returns nil.
 func (p ipam) delegate(do func(plugin string, conf []byte) error) error {
 	if len(p.conf.IPAM.Delegate) == 0 {
 		return nil
@@ -71,7 +71,7 @@ func (p ipam) delegate(do func(plugin string, conf []byte) error) error {
 	return do(section.Type, conf)
 }
 
-// hasCode returns whether the agent answered with the code.
+// hasCode reports whether the agent's error has the code.
 func hasCode(err error, code uint) bool {
 	var e *types.Error
 	return errors.As(err, &e) && e.Code == code
@@ -98,8 +98,8 @@ func ipamAdd(args *skel.CmdArgs) error {
 	})
 }
 
-// ipamDel runs the delegate's DEL for every container: after the first DEL nobody knows which pods
-// had a floating IP, and a DEL without an earlier ADD succeeds.
+// ipamDel runs the delegate's DEL for every container: after the first DEL it is not known whether
+// the pod had a floating IP, and a DEL without an earlier ADD succeeds.
 func ipamDel(args *skel.CmdArgs) error { return askBoth(args, "DEL", invoke.DelegateDel) }
 
 // askBoth calls the agent and the delegate, also after an error of the agent.
@@ -154,8 +154,7 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// compare returns an error where the result of the ADD, which the caller keeps, lacks an
-// address that the interface has.
+// compare returns an error if the caller's kept result of ADD lacks an address of the interface.
 func compare(given, stdin []byte) error {
 	have, err := addressesIn(given)
 	if err != nil {

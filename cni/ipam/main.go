@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Ipam is berth-ipam, the IPAM plugin of other projects' plugins. It asks the agent for the
-// pods' floating IPs, and calls the plugin that its configuration names for pods without any.
-// It keeps no state and changes nothing on the node.
+// Ipam is berth-ipam, the IPAM plugin of other projects' plugins. It asks the agent for the pods'
+// floating IPs. For pods without a floating IP it calls the plugin that its configuration names. It
+// keeps no state and changes nothing on the node.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-iptables is iptables, ip6tables and their -save and -restore in the agent's image, for plugins of other
-// projects. It finds out which of the two iptables the node has and becomes that.
+// Berth-iptables is iptables, ip6tables and their -save and -restore in the agent's image, for
+// plugins of other projects. It finds the node's variant of iptables and executes it.
 package main
 
 import (

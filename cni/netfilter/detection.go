@@ -15,11 +15,11 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Interface names Berth's way to the node's netfilter. It needs no program of the node or of an
-// image.
+// Interface names Berth's interface to the node's netfilter. It needs no program of the node or of
+// an image.
 const Interface = "nftables over netlink"
 
-// ErrUnsupported is returned where the kernel lacks a feature that pods with a floating IP need.
+// ErrUnsupported is returned if the kernel lacks a feature that pods with a floating IP need.
 var ErrUnsupported = errors.New("the kernel's nftables is not complete")
 
 // Support lists the nftables features of the node's kernel.
@@ -28,14 +28,14 @@ type Support struct {
 	Kernel string
 	// Has and Lacks name features.
 	Has, Lacks []string
-	// Without says what the node cannot do, for features of Lacks that are not of Needed.
+	// Without says what the node cannot do because of missing features that are not in Needed.
 	Without []string
-	// Needed names the features of Lacks without which no pod gets a floating IP, with the kernel's
-	// options for them.
+	// Needed names the missing features without which no pod gets a floating IP, with their kernel
+	// options.
 	Needed []string
 }
 
-// Err returns ErrUnsupported with the needed features that are missing, nil without any.
+// Err returns ErrUnsupported with the missing needed features, nil if there are none.
 func (s Support) Err() error {
 	if len(s.Needed) == 0 {
 		return nil
@@ -43,7 +43,7 @@ func (s Support) Err() error {
 	return fmt.Errorf("%w: kernel %s lacks %s; load the modules (modprobe) or run a kernel that has them", ErrUnsupported, s.Kernel, strings.Join(s.Needed, ", "))
 }
 
-// feature is used by the table, and a kernel may be built without it.
+// feature is a part of nftables that Berth uses and that a kernel may lack.
 type feature struct {
 	name, option string
 	// only says what needs the feature; "" for all pods with a floating IP.
@@ -51,11 +51,12 @@ type feature struct {
 	table nftables.Table
 }
 
-// probeTable is the table that features are tried in, and that is deleted in the same
-// transaction: nobody ever sees it.
+// probeTable is the table for tries of features. The same transaction deletes it, so nobody ever
+// sees it.
 const probeTable = TableName + "-probe"
 
-// guarded are interfaces that speak to the network themselves, and that a guard keeps to their addresses.
+// guarded names the interfaces with direct access to the network, which a guard limits to their
+// addresses.
 const guarded = "interfaces of berth-sriov and of berth-vlan's modes bridge, macvlan and ipvlan l2 (Linux 5.16 or newer)"
 
 func features() []feature {
@@ -91,8 +92,8 @@ func features() []feature {
 	}
 }
 
-// Detect tries each feature that Berth's rules need, in a transaction that leaves nothing. It
-// blocks for the kernel, which loads modules for it. It returns an error where nftables cannot be
+// Detect tries each feature that Berth's rules need, in a transaction that leaves nothing behind.
+// It blocks for the kernel, which may load modules. It returns an error if nftables cannot be
 // written at all.
 func Detect() (Support, error) { return detect(features()) }
 
@@ -126,10 +127,10 @@ func detect(all []feature) (Support, error) {
 	return s, nil
 }
 
-// Detector remembers the kernel's features. It looks again while one is missing that pods with a
-// floating IP need: a module may be loaded later. Methods are safe in parallel.
+// Detector remembers the kernel's features. While a needed feature is missing it looks again,
+// because a module may be loaded later. Methods are safe in parallel.
 type Detector struct {
-	// Detect is [Detect] but in tests.
+	// Detect is [Detect], except in tests.
 	Detect func() (Support, error)
 
 	mu sync.Mutex

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netfilter owns the nftables table of Berth on a node. It works beside iptables of
-// either kind and beside kube-proxy, whose rules it does not touch.
+// Package netfilter owns the nftables table of Berth on a node. It works together with both
+// variants of iptables and with kube-proxy, whose rules it does not touch.
 //
 //	table inet berth
 //	  set links                  the interfaces that lead to pods
@@ -58,20 +58,21 @@
 //	  chain mark (input):
 //	    interface . target in asked        set ArrivalMark
 //
-// By the marks routing rules know the packets; see package wire. A pod cannot send from the address of another, and a server that a pod calls
-// through a Service sees the pod's own address: kube-proxy masquerades such connections in
-// some modes, and the first source NAT of a connection counts. Answers to and from a pod that talks
-// to others past the node (package vlan) would not come to the node, which must translate them back.
-// So the server sees the node where such a pod calls a NodePort of its node, and where the node
-// leads a connection to such a pod as the endpoint of a Service.
+// Routing rules recognize packets by the marks; see package wire. A pod cannot send from the
+// address of another pod. A server that a pod calls through a Service sees the pod's own address:
+// in some modes kube-proxy masquerades such connections, but the first source NAT of a connection
+// counts. If a pod has direct access to its network (package vlan), replies would bypass the node,
+// which must translate them back. So the server sees the node's address if such a pod calls a
+// NodePort of its node, or if such a pod is the endpoint of a Service to which the node leads a
+// connection.
 //
 // The table is complete from its first moment: Allow makes it in one transaction with all
 // sources that it gets.
 //
 // # Names of tables
 //
-// A table of Berth is called berth, or berth- and its subject. The names may never change: by
-// TablePrefix an uninstall finds the tables, and by its name each version replaces its own.
+// A table of Berth is called berth, or berth- and its subject. The names must never change: an
+// uninstall finds the tables by TablePrefix, and each version replaces its tables by their names.
 //
 //	inet, arp  berth            this package
 //	netdev     berth            package vlan, also in network namespaces of pods
@@ -83,19 +84,19 @@
 //	inet       berth-gate       package policy/gate
 //	arp, inet  berth-silence    package agent/deadman
 //
-// Tables berth-probe and berth-bridges are part of no transaction that is committed.
+// No committed transaction contains the tables berth-probe and berth-bridges.
 //
 // # Firewalls of others
 //
-// An accept in one table does not overrule a drop in another. So where a base chain of another
-// program drops forwarded packets that it does not know, by its policy (Docker, ufw) or by a last
-// rule without conditions, Allow adds two rules to it, as flannel does: accept packets from and to
-// links with the prefix bth. They come after the owner's rules and so overrule none of them, carry
-// a comment that begins with "berth", have the form that iptables writes and reads, are put back by
-// Repair, and go with the last pod. A table that its owner locked stays as it is. The kernel's
-// older iptables (iptables-legacy) cannot be reached by nftables.
+// An accept in one table does not overrule a drop in another table. A base chain of another program
+// may drop unknown forwarded packets, by its policy (Docker, ufw) or by a last rule without
+// conditions. Then Allow adds two rules to this base chain, as flannel does: accept packets from
+// and to links with the prefix bth. They come after the owner's rules, and so overrule none of
+// them. They have a comment that begins with "berth", and the form that iptables writes and reads.
+// Repair restores them, and they go with the last pod. A table that is locked by its owner stays
+// unchanged. nftables cannot reach the kernel's older iptables (iptables-legacy).
 //
-// Firewalld refuses unknown packets in chains that its base chain leads to, by zone, and mostly locks
-// its table. No rule of ours belongs there: a zone may be closed on purpose. [Firewall] finds chains
-// that refuse all packets of pods, and names the thing to do.
+// Firewalld refuses unknown packets in chains behind its base chain, by zone, and mostly locks its
+// table. Berth adds no rule there, because a zone may be closed on purpose. [Firewall] finds
+// nftables chains that refuse all packets of pods, and names the remedy.
 package netfilter

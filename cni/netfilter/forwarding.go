@@ -17,7 +17,8 @@ import (
 // Comments of the rules in forward chains of other programs.
 const fromPods, toPods = "berth: packets from pods", "berth: packets to pods"
 
-// forwardRules are the rules, as iptables writes "-i bth+ -j ACCEPT", so that its programs can list and save them.
+// forwardRules returns the rules in the form of iptables' "-i bth+ -j ACCEPT", so that its programs
+// can list and save them.
 func forwardRules() []nftables.Rule {
 	return []nftables.Rule{
 		nftables.PlainRule(fromPods, nftables.IIFName.Is([]byte(LinkPrefix)...), nftables.Counter, nftables.Accept),
@@ -29,9 +30,9 @@ func forwardRules() []nftables.Rule {
 // a last rule without conditions.
 type forwardChain struct {
 	chain nftables.KernelChain
-	// last is the last rule, nil where the policy drops.
+	// last is the last rule, nil if the policy drops.
 	last *nftables.KernelRule
-	// ours are our rules in front of last, misplaced our rules behind it.
+	// ours are our rules before last, misplaced our rules after it.
 	ours, misplaced []nftables.KernelRule
 }
 
@@ -74,13 +75,14 @@ func isRouted(f nftables.TableFamily) bool {
 	return f == nftables.INet || f == nftables.IPv4 || f == nftables.IPv6
 }
 
-// whole returns whether the chain has our rules where they count.
+// whole reports whether the nftables chain has our rules at the right place.
 func (f forwardChain) whole() bool {
 	return len(f.ours) == len(forwardRules()) && len(f.misplaced) == 0
 }
 
-// replace replaces our rules in one chain, which may be gone by now: none removes them. They come behind the rules of the chain's owner, so
-// that these decide first, and in front of a last rule that drops the rest.
+// replace replaces our rules in an nftables chain, which may be gone by now. Without rules it
+// removes ours. Our rules come after the owner's rules, which so decide first, and before a last
+// rule that drops the rest.
 func (f forwardChain) replace(rules ...nftables.Rule) error {
 	var tx nftables.Transaction
 	for _, r := range slices.Concat(f.ours, f.misplaced) {
@@ -95,7 +97,7 @@ func (f forwardChain) replace(rules ...nftables.Rule) error {
 	return nil
 }
 
-// acceptForwarded makes the node forward pods' packets where the firewall of another program drops
+// acceptForwarded makes the node forward pods' packets if the firewall of another program drops
 // unknown packets.
 func acceptForwarded() error {
 	chains, err := forwardChains()
@@ -108,7 +110,7 @@ func acceptForwarded() error {
 	return errors.Join(errs...)
 }
 
-// checkForwarded returns ErrMissing where a chain drops pods' packets.
+// checkForwarded returns ErrMissing if an nftables chain drops pods' packets.
 func checkForwarded() error {
 	chains, err := forwardChains()
 	errs := []error{err}
@@ -128,8 +130,8 @@ func AcceptForwarded() error {
 	return acceptForwarded()
 }
 
-// removeForwarded takes our rules out of the chains of other programs where no pod is left,
-// and no link for pods.
+// removeForwarded removes our rules from the nftables chains of other programs if no pod and no
+// link for pods is left.
 func removeForwarded() error {
 	links, err := inetTable.Keys(linksSet)
 	if err != nil || len(links) > 0 {

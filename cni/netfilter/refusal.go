@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// ErrRefused is returned where the firewall of another program refuses all packets that the node
-// forwards to or from pods, and where rules of ours would not help.
+// ErrRefused is returned if the firewall of another program refuses all packets that the node
+// forwards to or from pods, and rules of ours would not help.
 var ErrRefused = errors.New("the node's firewall refuses packets of pods")
 
 // FirewalldCommands lets firewalld forward packets to and from pods.
@@ -32,14 +32,15 @@ const podLink = LinkPrefix + "0"
 // safe in parallel.
 type Firewall struct {
 	mu sync.Mutex
-	// at, uplink and answer are of the last look; at is the zero Moment where the kernel does not tell.
+	// at, uplink and answer are from the last look; at is the zero Moment if the kernel does not show
+	// it.
 	at     nftables.Moment
 	uplink string
 	answer error
 }
 
-// Check returns ErrRefused, with the thing to do, where no packet can come from the uplink to a pod
-// or leave a pod by the uplink. It blocks for the kernel.
+// Check returns ErrRefused, with the remedy, if no packet can come from the uplink to a pod or go
+// from a pod to the uplink. It blocks for the kernel.
 func (f *Firewall) Check(uplink string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -85,8 +86,9 @@ func checkRefused(uplink string) error {
 	return nil
 }
 
-// choosesZone returns which chains of a table choose a zone, where it is firewalld's. Where a cluster runs beside it, pods and nodes
-// are sources of the zone trusted; so a source that a zone has says nothing of the hosts that shall reach floating IPs.
+// choosesZone returns which chains of a table choose a zone, if the table is firewalld's. On nodes
+// of a cluster, pods and nodes are sources of the zone trusted. So the sources of a zone do not
+// show which hosts may reach floating IPs.
 func choosesZone(table nftables.Table) func(chain string) bool {
 	return func(chain string) bool {
 		return table.Name == firewalldTable && strings.HasPrefix(chain, "filter_FORWARD")
@@ -95,10 +97,10 @@ func choosesZone(table nftables.Table) func(chain string) bool {
 
 const firewalldTable = "firewalld"
 
-// remedy says what helps against the table of a program.
+// remedy returns the remedy for the table of a program.
 func remedy(table string) string {
 	if table == firewalldTable {
 		return "run on the node: " + strings.ReplaceAll(FirewalldCommands, "\n", " && ")
 	}
-	return "have its owner accept there what comes from and goes to interfaces that begin with " + LinkPrefix
+	return "let the owner of the table accept packets from and to interfaces whose names begin with " + LinkPrefix
 }

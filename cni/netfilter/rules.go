@@ -16,17 +16,17 @@ import (
 const (
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
-	// beforeRouting comes after the chains of other programs, so that a mark that they
-	// give a packet does not replace ours.
+	// beforeRouting comes after the chains of other programs, so that their marks do not replace ours.
 	beforeRouting = 290
 )
 
 // Mark and ArrivalMark are values of the two bits MarkMask of the firewall mark (skb->mark). While
-// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark, also for pods of
-// other nodes that this one chose as endpoints of a Service.
-// Package egress has values with two more bits, 0x20 and 0x40, for ordinary pods: its rules come before those for Mark and ArrivalMark.
-// Routing rules match them: a change of the values must take over the rules of earlier versions. No
-// value or mask of the programs that we know sets bit 0x1000 alone or with 0x10:
+// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark,
+// also for pods of other nodes that this one chose as endpoints of a Service. Package egress has
+// values with two more bits, 0x20 and 0x40, for ordinary pods: its rules come before those for Mark
+// and ArrivalMark. Routing rules match them: a change of the values must take over the rules of
+// earlier versions. No value or mask of the programs that we know sets bit 0x1000 alone or with
+// 0x10:
 //
 //	wg-quick            51820 = 0xca6c, and upward for further tunnels
 //	kube-proxy          0x4000, 0x8000
@@ -54,14 +54,14 @@ const (
 	answeredSet, triedSet, hopsSet                      = "answered", "tried", "hops"
 )
 
-// refusedCounter counts packets to neighbours that pods may not have the node look for.
+// refusedCounter counts packets of pods to too many new neighbours.
 const refusedCounter = "refused_neighbours"
 
-// inetTable and arpTable are the tables. The second is for ARP requests.
+// inetTable and arpTable are the tables; arpTable is for ARP requests.
 var inetTable, arpTable = newTables()
 
-// arrival is the key of a link and an IPv4 address to which packets come by it. IPv6 has no reverse path
-// filter in the kernel.
+// arrival is the key of a link and an IPv4 address whose packets arrive by the link. The kernel has
+// no reverse path filter for IPv6.
 var arrival = []nftables.Type{nftables.IfName, nftables.IPv4Addr}
 
 func newTables() (inet, arp *nftables.Table) {
@@ -91,7 +91,7 @@ func newTables() (inet, arp *nftables.Table) {
 			&nftables.Set{Name: triedSet + ip.Suffix, Key: []nftables.Type{ip.Addr}, Timeout: rememberTry, Room: mostTried},
 			&nftables.Set{Name: hopsSet + ip.Suffix, Key: []nftables.Type{ip.Addr}, Timeout: rememberHop, Room: 1 << 12})
 	}
-	// Where an ARP packet of Ethernet and IPv4 has its target.
+	// The target of an ARP packet of Ethernet and IPv4.
 	target := nftables.Network(24, 4)
 	arp = &nftables.Table{
 		Family: nftables.ARP, Name: TableName,
@@ -105,8 +105,9 @@ func newTables() (inet, arp *nftables.Table) {
 
 var fromPod = nftables.In(linksSet, nftables.IIFName)
 
-// SourceRulesIPv6 returns the rules, for packets that from matches, which come before the check of a pod's sources: a pod finds
-// its neighbours, and nothing else comes from an address that no policy knows.
+// SourceRulesIPv6 returns the rules before the check of a pod's sources, for packets that match
+// from: they allow neighbour discovery, and drop all other packets from link-local addresses, which
+// no policy knows.
 func SourceRulesIPv6(from nftables.Statement) []nftables.Rule {
 	v6 := from.Then(nftables.V6.Is)
 	return []nftables.Rule{
@@ -124,9 +125,9 @@ func sourceRules() []nftables.Rule {
 	return all
 }
 
-// secludedRules close the node to the networks of links that Berth made: it has no address there,
-// and would answer for addresses of its other links. For its pods it hears neighbour discovery and,
-// with ipvlan links in mode l3s, their packets.
+// secludedRules close the node to the networks of links that Berth made: the node has no address
+// there, but would answer for addresses of its other links. They accept neighbour discovery and,
+// for ipvlan links in mode l3s, packets of pods.
 func secludedRules() []nftables.Rule {
 	all := []nftables.Rule{nftables.NewRule("other links", nftables.IIFName.IsNot([]byte(LinkPrefix)...), nftables.Accept)}
 	for _, prefix := range []string{VLANPrefix, BridgePrefix} {
@@ -142,13 +143,13 @@ func secludedRules() []nftables.Rule {
 	return all
 }
 
-// secludedForwardRules let hosts of a VLAN reach the node's pods alone through links that Berth made
-// there: IPv6 forwards on all links, and IPv4 on those on which the node answers for pods. Packets
-// that stay on a bridge come here, too, where the kernel has br_netfilter.
+// secludedForwardRules let hosts of a VLAN reach only the node's pods through links that Berth made
+// there: IPv6 forwards on all links, and IPv4 on links on which the node answers for pods. With
+// br_netfilter packets that stay on a bridge come here, too.
 //
-// By the link of a pod that talks to others past the node, the node forwards only answers of the pod and
-// connections whose destination it translates, as to a NodePort. Everything else has to go by the pod's own
-// network, whose gateway may be a firewall.
+// If a pod has direct access to its network, the node forwards by the pod's link only replies and
+// connections whose destination it translates, such as to a NodePort. Everything else has to use
+// the pod's own network, whose gateway may be a firewall.
 func secludedForwardRules() []nftables.Rule {
 	past := nftables.In(pastSet, nftables.IIFName)
 	all := []nftables.Rule{
@@ -168,20 +169,22 @@ func secludedForwardRules() []nftables.Rule {
 	return all
 }
 
-// The kernel has one table of neighbours for all networks of a family and all network namespaces, by default of
-// 1,024 (net.ipv4.neigh.default.gc_thresh3). It keeps a neighbour that does not answer for at least three seconds,
-// and takes no new ones while the table is full. So pods may have the node look for newNeighbours in a second, and
-// keep looking for mostTried: less than half of the table.
+// The kernel has a single table of neighbours for all networks of a family and all network
+// namespaces, by default with 1,024 entries (net.ipv4.neigh.default.gc_thresh3). It keeps a silent
+// neighbour for at least three seconds, and adds no neighbour while the table is full. So for
+// packets of pods the node looks for at most newNeighbours a second, and for mostTried at a time:
+// less than half of the table.
 const (
 	newNeighbours, mostTried                 = 64, 256
 	rememberAnswer, rememberTry, rememberHop = 10 * time.Minute, time.Minute, 10 * time.Second
-	// afterFilters lets other programs drop packets before.
+	// afterFilters comes after the filters of other programs.
 	afterFilters = 10
 )
 
-// neighbourRules limit how many neighbours that do not answer pods have the node look for. Packets to hosts of the
-// networks that the node is on have their destination as the next hop, all others a router: the set of next hops tells,
-// because a rule can compare a packet with a set only.
+// neighbourRules limit the number of silent neighbours for which the node looks because of pods'
+// packets. The next hop of a packet is its destination in a network of the node, otherwise a
+// router. The set of next hops shows which, because a rule can compare the next hop only with a
+// set.
 func neighbourRules() (all []nftables.Rule) {
 	toPod := nftables.In(linksSet, nftables.OIFName)
 	for _, ip := range nftables.IPs {
@@ -204,8 +207,8 @@ func neighbourRules() (all []nftables.Rule) {
 	return all
 }
 
-// RefusedNeighbours returns how many packets of pods were dropped because they would have had the node look for too
-// many neighbours, since the table was made.
+// RefusedNeighbours returns how many packets of pods to too many new neighbours were dropped since
+// the table was made.
 func RefusedNeighbours() (uint64, error) { return inetTable.Counted(refusedCounter) }
 
 func markRules() []nftables.Rule {
@@ -228,7 +231,7 @@ func keepRules() (all []nftables.Rule) {
 	return all
 }
 
-// element is one of a set.
+// element is an element of a set.
 type element struct {
 	table *nftables.Table
 	set   string

@@ -15,8 +15,7 @@ import (
 const (
 	// TableName is the name of the table, in the family inet.
 	TableName = "berth"
-	// LinkPrefix begins the name of every interface of the node that leads to a pod and that Berth
-	// made.
+	// LinkPrefix begins the name of every interface that Berth made on the node for a pod.
 	LinkPrefix = rtnl.LinkPrefix
 	// VLANPrefix and BridgePrefix begin the names of VLAN links and bridges that Berth made for
 	// pods, where the node has no address.
@@ -33,27 +32,26 @@ const (
 type Source struct {
 	Link    string
 	Address netip.Addr
-	// Uplink is the link on which the node answers for the address, and by which packets to it
-	// arrive; Revoke and Sources do without.
+	// Uplink is the link on which the node answers for the address, and by which packets to it arrive;
+	// Revoke and Sources do not use it.
 	Uplink string
-	// Routed says that routers lead to the address, so that nobody is asked for it on Uplink; Revoke and Sources do without.
+	// Routed says that routers route to the address, so that nobody asks for it on Uplink; Revoke and
+	// Sources do not use it.
 	Routed bool
-	// Past says that the pod talks to others than the node past the node. Revoke and Sources do
-	// without.
+	// Past says that the pod has direct access to its network; Revoke and Sources do not use it.
 	Past bool
 }
 
 // ErrMissing is returned by Check for a table or a source that the kernel does not have.
 var ErrMissing = errors.New("nftables rules are incomplete")
 
-// mu makes calls one after another: Allow looks before it writes.
+// mu serializes calls, because Allow reads before it writes.
 var mu sync.Mutex
 
-// Allow lets pods send from sources, and keeps those source addresses in connections that
-// leave the node. It makes the table where it is missing or incomplete; present then lists
-// the sources of all pods on the node, which a new table must have from the start. It is
-// idempotent, and one transaction. After it Allow makes other programs' firewalls forward
-// the packets of pods.
+// Allow lets pods send from sources, and keeps these source addresses in connections that leave the
+// node. It makes the table if it is missing or incomplete; then present lists the sources of all
+// pods on the node, which a new table must have from the start. It is idempotent, and a single
+// transaction. Then Allow makes other programs' firewalls forward the packets of pods.
 func Allow(present func() ([]Source, error), sources ...Source) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -61,7 +59,7 @@ func Allow(present func() ([]Source, error), sources ...Source) error {
 }
 
 // Restore is Allow for the sources that present lists. It gives no pod an address, and does nothing
-// where the kernel lacks nothing.
+// if nothing is missing in the kernel.
 func Restore(present func() ([]Source, error)) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -133,8 +131,8 @@ func add(tx *nftables.Transaction, sources []Source) {
 	}
 }
 
-// Revoke reverses Allow. Where another link has the address elsewhere is true, and the address
-// stays a floating IP of the node. It succeeds where nothing is left to reverse.
+// Revoke reverses Allow. elsewhere says that another link has the address, which then stays a
+// floating IP of the node. It succeeds if nothing is left to reverse.
 func Revoke(s Source, elsewhere bool) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -159,8 +157,8 @@ func Revoke(s Source, elsewhere bool) error {
 	return nil
 }
 
-// Forget ends the filtering of a link that no longer exists, and with the last one the
-// rules in other programs' chains. Before, a pod whose last address was revoked can send
+// Forget ends the filtering of a link that no longer exists and, with the last link, the rules in
+// other programs' nftables chains. Until then a pod whose last address was revoked can send
 // nothing.
 func Forget(link string) error {
 	mu.Lock()
@@ -172,7 +170,7 @@ func Forget(link string) error {
 	return removeForwarded()
 }
 
-// Sweep removes Berth's rules from other programs' chains where no pod, and no link for pods,
+// Sweep removes Berth's rules from other programs' nftables chains if no pod and no link for pods
 // is left.
 func Sweep() error {
 	mu.Lock()
@@ -180,8 +178,8 @@ func Sweep() error {
 	return removeForwarded()
 }
 
-// removeAll deletes the elements that exist, in one transaction: each makes the kernel wait for all
-// processors, and the kernel refuses one in which an element is missing.
+// removeAll deletes the existing elements in a single transaction. Each transaction makes the
+// kernel wait for all processors, and the kernel refuses a transaction with a missing element.
 func removeAll(elements []element) error {
 	return nftables.Retry(func() error {
 		var tx nftables.Transaction
@@ -198,8 +196,8 @@ func removeAll(elements []element) error {
 	})
 }
 
-// Check returns ErrMissing where the table is incomplete or lacks one of the sources, and
-// where another program's firewall drops the packets of pods.
+// Check returns ErrMissing if the table is incomplete or lacks any of the sources, or if another
+// program's firewall drops the packets of pods.
 func Check(sources ...Source) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -231,7 +229,7 @@ func check(sources []Source) error {
 	return v.forwarded
 }
 
-// Sources lists the sources of the table, none where there is no table.
+// Sources lists the sources of the table, if it exists.
 func Sources() (all []Source, err error) {
 	for _, ip := range nftables.IPs {
 		found, err := inetTable.Keys(sourcesSet + ip.Suffix)
@@ -247,7 +245,7 @@ func Sources() (all []Source, err error) {
 	return all, nil
 }
 
-// Links lists the links whose packets are filtered, none where there is no table.
+// Links lists the links whose packets are filtered.
 func Links() (all []string, err error) {
 	found, err := inetTable.Keys(linksSet)
 	for key := range found {

@@ -8,13 +8,13 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// view keeps the table as a Check or an Allow read it, for later ones: an agent compares all of its pods one
-// after another, and each would list the elements of all; and it makes the networks of many pods one after another,
-// and each would list all rules. The kernel numbers the transactions of a network namespace, so a view with the number
-// of the last one is still current.
+// view caches the table between calls of Check and Allow. Otherwise an agent that compares all of
+// its pods one after another would list all elements for each pod, and all rules for each pod whose
+// network it makes. The kernel numbers the transactions of a network namespace, so a view with the
+// number of the last transaction is current.
 type view struct {
 	at nftables.Moment
-	// broken says how the tables are wrong, and forwarded how other programs' chains are.
+	// broken is the error of the tables, forwarded of other programs' nftables chains.
 	broken, forwarded error
 	// keys has the keys of each set that was read, by the set's name.
 	keys map[string]map[string]bool
@@ -26,7 +26,7 @@ var last *view
 // viewer reads the sets that the last view lacks.
 type viewer struct {
 	*view
-	// read says that it did, and incomplete that an element was missing.
+	// read says that a set was read; incomplete says that an element was missing.
 	read, incomplete bool
 }
 
@@ -48,7 +48,7 @@ func look() (*viewer, error) {
 	return v, nil
 }
 
-// has returns whether the kernel has the element.
+// has reports whether the kernel has the element.
 func (v *viewer) has(e element) (bool, error) {
 	known, ok := v.keys[e.set]
 	if !ok {
@@ -61,7 +61,8 @@ func (v *viewer) has(e element) (bool, error) {
 	return known[string(e.key)], nil
 }
 
-// added has later calls use the view with the elements of sources, which the first transaction since the view added.
+// added adds the elements of sources to the view for later calls, if only their transaction came
+// since the view.
 func (v *viewer) added(sources []Source, now nftables.Moment) {
 	for _, s := range sources {
 		for _, e := range elements(s) {
@@ -74,8 +75,8 @@ func (v *viewer) added(sources []Source, now nftables.Moment) {
 	last = v.view
 }
 
-// keep has later Checks use the view where no transaction came while it was read. Where
-// something is missing, they look again.
+// keep keeps the view for later Checks if no transaction came while it was read. If something is
+// missing, they read again.
 func (v *viewer) keep() {
 	if !v.read && !v.incomplete {
 		return

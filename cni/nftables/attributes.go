@@ -10,10 +10,11 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// maxAttribute is how many bytes an attribute has room for. A longer one says a wrong length, and Transaction refuses it.
+// maxAttribute is the maximal size of an attribute. A longer attribute would have a wrong length,
+// and Transaction refuses it.
 const maxAttribute = 1<<16 - 1
 
-// attribute returns a netlink attribute, which has the data one after another.
+// attribute returns a netlink attribute with the concatenated data.
 func attribute(kind uint16, data ...[]byte) []byte {
 	size := unix.SizeofNlAttr
 	for _, d := range data {
@@ -31,12 +32,12 @@ func attribute(kind uint16, data ...[]byte) []byte {
 	return b
 }
 
-// nested returns an attribute that has others.
+// nested returns an attribute with nested attributes.
 func nested(kind uint16, attributes ...[]byte) []byte {
 	return attribute(kind|unix.NLA_F_NESTED, attributes...)
 }
 
-// text is a string as the kernel ends it.
+// text returns an attribute with a zero-terminated string.
 func text(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
 
 func number(kind uint16, n uint32) []byte {
@@ -47,12 +48,12 @@ func number64(kind uint16, n uint64) []byte {
 	return attribute(kind, binary.BigEndian.AppendUint64(nil, n))
 }
 
-// value has bytes that an expression compares with or computes with.
+// value returns an attribute with an operand of an expression.
 func value(kind uint16, data []byte) []byte {
 	return nested(kind, attribute(unix.NFTA_DATA_VALUE, data))
 }
 
-// attributes are values by their kinds, of which those that this package reads are less.
+// attributes are values by kind; all kinds that this package reads are below 16.
 type attributes [16][]byte
 
 // split reads attributes.
@@ -72,7 +73,7 @@ func splitList(b []byte) (all [][]byte, err error) {
 	return all, err
 }
 
-// in returns the attributes in another one, none where it is missing or cannot be read.
+// in returns the attributes nested in an attribute, none if it is missing or unreadable.
 func (a *attributes) in(kind int) *attributes {
 	all, err := split(a[kind])
 	if err != nil {
@@ -81,10 +82,10 @@ func (a *attributes) in(kind int) *attributes {
 	return &all
 }
 
-// value returns the bytes that an expression or an element has.
+// value returns the value of an expression or an element.
 func (a *attributes) value(kind int) []byte { return a.in(kind)[unix.NFTA_DATA_VALUE] }
 
-// text and number return zero where there is no such attribute.
+// text and number return zero if there is no such attribute.
 func (a *attributes) text(kind int) string { return unix.ByteSliceToString(a[kind]) }
 
 func (a *attributes) number(kind int) uint32 {

@@ -11,34 +11,32 @@ import (
 )
 
 // Change is the difference of two contents of a table. Commit makes it in up to three transactions.
-// The second one alone changes the verdict on packets: new rules of a chain apply to packets that
-// come later, but elements of sets and maps to all packets, also to packets that are in the old
-// rules. These packets must not be led to a chain that has no rules for them yet, and must find
+// Only the second transaction changes the verdict on packets. New rules of a chain apply to later
+// packets, but elements of sets and maps apply to all packets, also to packets in the old rules. A
+// packet in the old rules must not be led to a chain that has no rules for it yet, and must find
 // maps unchanged.
 type Change struct {
-	// Made has the chains, sets and counters that nothing uses yet: the first transaction makes
-	// them.
+	// Made has new, still unused chains, sets and counters, which the first transaction makes.
 	Made Table
-	// Chains get other rules, and Sets other elements, in the second one.
+	// Chains get other rules, and Sets get other elements, in the second transaction.
 	Chains []ChainChange
 	Sets   []SetChange
-	// Gone has the objects that nothing uses any more: the third one deletes them, sets and chains
-	// by name.
+	// Gone has the names of objects that are no longer used, which the third transaction deletes.
 	Gone Gone
-	// Kept are sets whose elements others own. They are made where they are missing.
+	// Kept are sets whose elements others own. Missing sets are made.
 	Kept []*Set
-	// anew replaces the table by Made and Chains, in one transaction; table makes it where it is missing.
+	// anew replaces the table by Made and Chains, in one transaction; table makes a missing table.
 	anew, table bool
 }
 
-// ChainChange is a chain with the rules that it gets. Exists says that the kernel has the chain, and Moves that it
-// has it at another hook.
+// ChainChange is a chain with its new rules. Exists says that the kernel has the chain; Moves says
+// that it has the chain at another hook.
 type ChainChange struct {
 	*Chain
 	Exists, Moves bool
 }
 
-// SetChange is a set as it becomes, and the elements that go and come.
+// SetChange is a set in its new state, with the removed and added elements.
 type SetChange struct {
 	*Set
 	Gone, Came iter.Seq[Element]
@@ -50,13 +48,13 @@ type Gone struct {
 	Objects            []Object
 }
 
-// deleteAll deletes objects that only others of them name.
+// deleteAll deletes objects that nothing else names.
 func (t *Transaction) deleteAll(of *Table, gone Gone) {
 	for _, name := range gone.Chains {
 		t.FlushChain(of, name)
 	}
 	for _, name := range gone.Maps {
-		// Older kernels take a chain for used to which a deleted map leads.
+		// For older kernels a chain behind a deleted map is still in use.
 		t.flushSet(of, name)
 		t.DeleteSet(of, name)
 	}
@@ -73,8 +71,7 @@ func (t *Transaction) deleteAll(of *Table, gone Gone) {
 
 // Replacement returns the change from any content of the kernel's table to want. The kernel must
 // not have the names of want's chains without a hook and of its sets, except sets that others fill.
-// Base chains, counters with their values and sets that others fill stay; but nothing where anew is
-// true.
+// Base chains, counters with their values and sets that others fill stay; if anew, nothing stays.
 func Replacement(have *Contents, want *Table, anew bool) *Change {
 	c := &Change{Made: Table{Family: want.Family, Name: want.Name}, anew: anew, table: true}
 	if anew {
@@ -129,17 +126,17 @@ func Replacement(have *Contents, want *Table, anew bool) *Change {
 	return c
 }
 
-// ErrNotCleared is returned where the new rules apply, and the table still has unused objects.
+// ErrNotCleared is returned if the new rules apply, but the table still has unused objects.
 var ErrNotCleared = errors.New("nftables keeps unused objects")
 
-// Commit makes the change and returns how many transactions the kernel made. After any other error
-// than ErrNotCleared the old rules apply.
+// Commit makes the change and returns how many transactions the kernel made. After any error except
+// ErrNotCleared the old rules apply.
 func (c *Change) Commit() (transactions uint32, err error) {
 	var prepare, turn, cleanup Transaction
 	t := &c.Made
 	first := &prepare
 	if c.anew {
-		// The table cannot go after the new one is made.
+		// The old table must be deleted before the new table is made.
 		first = &turn
 		first.Delete(t)
 	}
@@ -213,7 +210,7 @@ func (c *Change) undo() error {
 
 func (t *Transaction) changeElements(of *Table, s SetChange) {
 	if s.Interval {
-		// The end of one may be the beginning of another.
+		// The end of an interval may be the beginning of another.
 		t.flushSet(of, s.Name)
 		t.AddElements(of, s.Name, s.Elements)
 		return
@@ -232,8 +229,8 @@ func compareElements(a, b Element) int {
 	return 1
 }
 
-// difference returns the elements of two ordered lists that only one of them has. An element with
-// another value is in both results.
+// difference returns the elements that are in only one of two ordered lists. An element with a
+// changed value is in both results.
 func difference(old, want []Element) (gone, came []Element) {
 	for len(old) > 0 || len(want) > 0 {
 		order := 1

@@ -10,14 +10,15 @@ import (
 	"slices"
 )
 
-// ErrDiffers is returned, with the first object that differs, where the kernel's table is not the wanted one.
+// ErrDiffers is returned, with the first different object, if the kernel's table is not the wanted
+// table.
 var ErrDiffers = errors.New("nftables is not as it must be")
 
 func (t *Table) differs(format string, args ...any) error {
 	return fmt.Errorf("%w: table %s: %s", ErrDiffers, t.Name, fmt.Sprintf(format, args...))
 }
 
-// Check returns ErrDiffers where the kernel's table lacks something, or has other rules or elements, or more.
+// Check returns ErrDiffers if the kernel's table has missing, different or additional objects.
 func (t *Table) Check() error {
 	if err := t.CheckStructure(); err != nil {
 		return err
@@ -42,7 +43,7 @@ func (t *Table) CheckStructure() error {
 	return t.compare(have)
 }
 
-// compare compares all but elements.
+// compare compares everything except elements.
 func (t *Table) compare(have *Contents) error {
 	switch {
 	case !have.Exists:
@@ -92,7 +93,7 @@ func (t *Table) compareChains(have []*Chain) error {
 	return nil
 }
 
-// sameBase returns whether two chains are run at the same place. The kernel does not tell the device everywhere.
+// sameBase reports whether two chains have the same place. Not every kernel shows the device.
 func (c *Chain) sameBase(have *Chain) bool {
 	if c.Base == nil || have.Base == nil {
 		return c.Base == nil && have.Base == nil
@@ -102,8 +103,8 @@ func (c *Chain) sameBase(have *Chain) bool {
 	return want == is
 }
 
-// sameRules returns whether the kernel has the chain's rules, with their comments: these do not tell alone, since
-// others can write them.
+// sameRules reports whether the kernel has the chain's rules, with their comments. Comments alone
+// are no proof, because others can write them.
 func (c *Chain) sameRules(have []KernelRule) bool {
 	if c.Rules != nil {
 		for want := range c.Rules {
@@ -137,8 +138,8 @@ func (t *Table) compareSets(have []*Set) error {
 	return nil
 }
 
-// lists is how often a set is listed that seems to lack elements in the kernel: it may only be
-// making room.
+// lists is how often a set is listed while elements seem to be missing: the kernel may just be
+// resizing it.
 const lists = 3
 
 func (t *Table) checkElements(set string, elements iter.Seq[Element]) error {
@@ -191,16 +192,17 @@ func (t *Table) checkElements(set string, elements iter.Seq[Element]) error {
 	return nil
 }
 
-// value is the chain that an element leads to, or its data.
+// value returns the chain of an element, or its data.
 func (e Element) value() string { return e.Goto + string(e.Data) }
 
-// isFirstEnd returns whether it is the end with which the kernel begins a set of intervals.
+// isFirstEnd reports whether the element is the end with which the kernel begins a set of
+// intervals.
 func (e Element) isFirstEnd() bool {
 	return e.End && !slices.ContainsFunc(e.Key, func(b byte) bool { return b != 0 })
 }
 
-// CheckRules returns ErrDiffers where the kernel lacks one of the table's chains or it does something else, or where
-// the table is switched off. Other chains may be there.
+// CheckRules returns ErrDiffers if any chain of the table is missing in the kernel or has other
+// rules, or if the table is switched off. Other chains may exist.
 func (t *Table) CheckRules() error {
 	have, err := t.Contents()
 	if err != nil {
@@ -233,7 +235,7 @@ type State struct {
 	elements map[string][]Element
 }
 
-// Read reads a table, with the elements of the sets that t has.
+// Read reads a table, with the elements of the sets of t.
 func (t *Table) Read() (*State, error) {
 	have, err := t.Contents()
 	if err != nil {
@@ -256,13 +258,13 @@ func (t *Table) Read() (*State, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The kernel may list one twice.
+		// The kernel may list an element twice.
 		s.elements[set.Name] = slices.CompactFunc(sorted(slices.Values(all)), func(a, b Element) bool { return compareElements(a, b) == 0 })
 	}
 	return s, nil
 }
 
-// Check returns ErrDiffers where something but the elements is not as it must be.
+// Check returns ErrDiffers if the table differs in anything except elements.
 func (s *State) Check() error { return s.differs }
 
 // Elements returns the elements of a set in the order of their keys.

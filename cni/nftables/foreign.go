@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BaseChains lists the base chains of a hook, of all tables. Some families have other hooks of the
-// same number.
+// BaseChains lists the base chains of a hook in all tables. In some families the hook's number
+// means another hook.
 func BaseChains(hook Hook) (all []KernelChain, err error) {
 	tables, err := Tables(0)
 	if err != nil {
@@ -37,16 +37,16 @@ func BaseChains(hook Hook) (all []KernelChain, err error) {
 	return all, err
 }
 
-// ListRules lists the rules of the chain, none where it is gone.
+// ListRules lists the rules of the chain, none if it is gone.
 func (c KernelChain) ListRules() ([]KernelRule, error) {
 	rules, err := c.Table.rules(c.Name)
 	return rules[c.Name], err
 }
 
-// Says returns whether the rule's comment has a text in it.
+// Says reports whether the rule's comment contains a text.
 func (r KernelRule) Says(text string) bool { return bytes.Contains(r.mark, []byte(text)) }
 
-// RefusesAll returns whether the rule drops or rejects every packet that comes to it.
+// RefusesAll reports whether the rule drops or rejects every packet that reaches it.
 func (r KernelRule) RefusesAll() bool {
 	for name, data := range r.expressions() {
 		if v, ends := ending(name, data); ends {
@@ -59,7 +59,8 @@ func (r KernelRule) RefusesAll() bool {
 	return false
 }
 
-// expressions yields the expressions of a rule with their attributes. It ends at one that cannot be read with an empty name.
+// expressions yields the expressions of a rule with their attributes. At an unreadable expression
+// it yields an empty name and ends.
 func (r KernelRule) expressions() iter.Seq2[string, *attributes] {
 	return func(yield func(string, *attributes) bool) {
 		list, err := splitList(r.statements)
@@ -75,12 +76,12 @@ func (r KernelRule) expressions() iter.Seq2[string, *attributes] {
 	}
 }
 
-// PlainRule returns a rule with a comment as it is given, for the chain of another program.
+// PlainRule returns a rule with an unchanged comment, for the nftables chain of another program.
 func PlainRule(comment string, all ...Statement) Rule {
 	return newRule(func(uint32) string { return comment }, all)
 }
 
-// InsertRule adds a rule in front of another one, at the end of the chain where that is nil.
+// InsertRule adds a rule before another rule or, if before is nil, at the end of the chain.
 func (t *Transaction) InsertRule(c KernelChain, before *KernelRule, r Rule) {
 	var handle uint64
 	if before != nil {

@@ -17,10 +17,10 @@ import (
 
 // Contents has the kernel's table without rules and elements.
 type Contents struct {
-	// Exists is false where there is no such table; dormant says that its chains are switched off.
+	// Exists says that there is such a table; dormant says that its chains are switched off.
 	Exists, dormant bool
 	Chains          []*Chain
-	// Sets are sets and maps; anonymous ones are not among them. A concatenation is one type there.
+	// Sets are named sets and maps. A concatenation is a single type there.
 	Sets    []*Set
 	Objects []Object
 }
@@ -39,10 +39,10 @@ const counterKind uint32 = unix.NFT_OBJECT_COUNTER
 // NewCounter returns a counter by its name.
 func NewCounter(name string) Object { return Object{Name: name, Kind: counterKind} }
 
-// IsCounter returns whether it is a counter.
+// IsCounter reports whether it is a counter.
 func (o Object) IsCounter() bool { return o.Kind == counterKind }
 
-// Contents reads the kernel's table; it returns empty Contents where there is none.
+// Contents reads the kernel's table; it returns empty Contents if there is no table.
 func (t *Table) Contents() (*Contents, error) {
 	c := &Contents{}
 	tables, err := Tables(t.Family)
@@ -75,7 +75,7 @@ type KernelTable struct {
 	dormant, owned bool
 }
 
-// Tables lists the tables of a family, and of all families where it is 0. A kernel without nftables
+// Tables lists the tables of a family, or of all families if family is 0. A kernel without nftables
 // has none.
 func Tables(family TableFamily) (all []KernelTable, err error) {
 	err = dump(&Table{Family: family}, "tables", unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, func(of TableFamily, a *attributes) error {
@@ -93,8 +93,8 @@ func Tables(family TableFamily) (all []KernelTable, err error) {
 // nftaTable is the attribute with the table's name, the same for every kind of object.
 const nftaTable = unix.NFTA_RULE_TABLE
 
-// dump reads the objects of one kind in a table, or in all where it has no name. There are none where there is no
-// table.
+// dump reads the objects of a kind in a table, or in all tables if table has no name. A missing
+// table has no objects.
 func dump(table *Table, what string, get, kind int, read func(TableFamily, *attributes) error, more ...*nl.RtAttr) error {
 	// Another transaction interrupts the list.
 	messages, err := rtnl.Dump(func() ([][]byte, error) { return request(table, get, unix.NLM_F_DUMP, kind, more...) })
@@ -121,7 +121,7 @@ func dump(table *Table, what string, get, kind int, read func(TableFamily, *attr
 	return nil
 }
 
-// request asks the kernel for objects of a table, or of all where it has no name.
+// request asks the kernel for objects of a table, or of all tables if table has no name.
 func request(table *Table, get, flags, kind int, more ...*nl.RtAttr) ([][]byte, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})
@@ -138,11 +138,11 @@ func request(table *Table, get, flags, kind int, more ...*nl.RtAttr) ([][]byte, 
 type KernelChain struct {
 	Chain
 	Table Table
-	// Owned says, of a chain of BaseChains, that only the program that made the table may change it.
+	// Owned says that only the program that made the table may change it; only BaseChains sets it.
 	Owned bool
 }
 
-// chainsOf lists the chains of a table, and of all tables where it has no name.
+// chainsOf lists the chains of a table, or of all tables if table has no name.
 func chainsOf(table *Table) (all []*KernelChain, err error) {
 	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(of TableFamily, a *attributes) error {
 		c := &KernelChain{Chain: Chain{Name: a.text(unix.NFTA_CHAIN_NAME)}, Table: Table{Family: of, Name: a.text(unix.NFTA_CHAIN_TABLE)}}
@@ -190,7 +190,7 @@ func (t *Table) Objects() (all []Object, err error) {
 	return all, err
 }
 
-// Counted returns how many packets a counter of the table has counted, 0 where there is none.
+// Counted returns how many packets a counter of the table has counted, 0 if the counter is missing.
 func (t *Table) Counted(counter string) (uint64, error) {
 	objects, err := t.Objects()
 	i := slices.IndexFunc(objects, func(o Object) bool { return o.IsCounter() && o.Name == counter })
@@ -207,7 +207,7 @@ type KernelRule struct {
 	statements []byte
 }
 
-// rules lists the rules of a table by their chains; of one chain where it is not empty.
+// rules lists the rules of a table by chain; only of one chain if chain is not empty.
 func (t *Table) rules(chain string) (map[string][]KernelRule, error) {
 	all := map[string][]KernelRule{}
 	var of []*nl.RtAttr
@@ -222,9 +222,9 @@ func (t *Table) rules(chain string) (map[string][]KernelRule, error) {
 	return all, err
 }
 
-// Elements reads the elements of a set or map, none where there is none. Keys may be kept. While
-// the kernel makes more room for a large set, which it does some time after a transaction, it
-// lists some elements twice and others not at all; Find does not miss any.
+// Elements reads the elements of a set or map, which may be missing. Keys may be kept. While the
+// kernel resizes a large set, some time after a transaction, it lists some elements twice and
+// others not at all; Find does not miss any.
 func (t *Table) Elements(set string, read func(Element)) error {
 	return dump(t, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, func(_ TableFamily, a *attributes) error {
 		return rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
@@ -237,15 +237,15 @@ func (t *Table) Elements(set string, read func(Element)) error {
 	}, nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
 }
 
-// Keys lists the keys of a set or map, none where there is none.
+// Keys lists the keys of a set or map, which may be missing.
 func (t *Table) Keys(set string) (map[string]bool, error) {
 	all := map[string]bool{}
 	err := t.Elements(set, func(e Element) { all[string(e.Key)] = true })
 	return all, err
 }
 
-// Find returns the element of a set or map, which is no interval, with a key, and false where
-// there is none.
+// Find returns the element with a key in a set or map without intervals, and false if there is
+// none.
 func (t *Table) Find(set string, key []byte) (e Element, found bool, err error) {
 	list := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nested(unix.NFTA_LIST_ELEM, value(unix.NFTA_SET_ELEM_KEY, key)))
 	messages, err := request(t, unix.NFT_MSG_GETSETELEM, 0, unix.NFT_MSG_NEWSETELEM, nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)), list)
@@ -283,8 +283,8 @@ func readElement(value []byte) (Element, error) {
 	return e, err
 }
 
-// verdictName is empty for the verdict of our maps, goto, so that an element of another verdict
-// does not equal one of ours.
+// verdictName is empty for goto, the verdict of our maps, so that an element with another verdict
+// does not equal ours.
 func verdictName(code int32) string {
 	if code == unix.NFT_GOTO {
 		return ""

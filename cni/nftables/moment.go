@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Moment is a state of the nftables of one network namespace: the kernel numbers the transactions
-// of each.
+// Moment is a state of the nftables of a network namespace: the kernel numbers the transactions of
+// each namespace.
 type Moment struct {
-	// namespace is the kernel's cookie of it, which is never given twice.
+	// namespace is the kernel's cookie of the namespace, which is never reused.
 	namespace  uint64
 	generation uint32
 }
 
-// Now returns the moment of the calling thread's namespace, and false where the kernel does
-// not tell: cookies of namespaces came with Linux 5.14.
+// Now returns the moment of the calling thread's namespace, and false before Linux 5.14, which has
+// no cookies of namespaces.
 func Now() (Moment, bool) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

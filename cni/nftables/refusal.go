@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Passage is the first packet of a TCP connection that the node forwards, of which only the links
-// are known. It may have any addresses and ports.
+// Passage is the first packet of a TCP connection that the node forwards. Only the links are known;
+// addresses and ports may be any.
 type Passage struct {
 	In, Out string
-	// Unnamed, if given, returns whether the addresses that the rules of a chain name are taken for those of other
-	// packets.
+	// Unnamed, if given, reports whether to assume that the packet has none of the addresses in the
+	// rules of a chain.
 	Unnamed func(chain string) bool
 }
 
@@ -27,9 +27,9 @@ type Refusal struct {
 	Base bool
 }
 
-// Refuses returns where the chain, or one that it leads to, refuses the packets of a passage, and
-// nil where it lets some of them through. It knows only some conditions. A rule with another one
-// may match or not: Refuses returns nil where packets would pass in one of the cases.
+// Refuses returns the place at which the chain, or a chain behind it, refuses all packets of a
+// passage, and nil if some packets pass. It knows only some conditions. A rule with an unknown
+// condition may match or not: Refuses returns nil if packets would pass in either case.
 func (c KernelChain) Refuses(p Passage) (*Refusal, error) {
 	w := refusalWalk{table: c.Table, passage: p}
 	way, err := w.chain(c.Name, 0)
@@ -42,11 +42,11 @@ func (c KernelChain) Refuses(p Passage) (*Refusal, error) {
 	return &Refusal{Table: c.Table, Chain: w.at, Base: w.at == c.Name}, nil
 }
 
-// way says what becomes of the packets of a passage in a chain.
+// way is the fate of the packets of a passage in a chain.
 type way int
 
 const (
-	// goesOn: the chain does not decide, or not on all packets.
+	// goesOn: the chain does not decide about all packets.
 	goesOn way = iota
 	// passes: the chain may accept a packet.
 	passes
@@ -62,7 +62,7 @@ type refusalWalk struct {
 	at string
 }
 
-// deepest is how many jumps the kernel allows in one another.
+// deepest is how many nested jumps the kernel allows.
 const deepest = 16
 
 func (w *refusalWalk) chain(name string, depth int) (way, error) {
@@ -94,8 +94,8 @@ func (w *refusalWalk) chain(name string, depth int) (way, error) {
 	return goesOn, nil
 }
 
-// follow returns what becomes of the packets that a rule selects; over is true where those that are not refused
-// leave the chain.
+// follow returns the fate of the packets that a rule selects; over says that packets that are not
+// refused leave the chain.
 func (w *refusalWalk) follow(chain string, v decision, depth int) (came way, over bool, err error) {
 	switch v.code {
 	case unix.NFT_CONTINUE:
@@ -118,15 +118,15 @@ func (w *refusalWalk) follow(chain string, v decision, depth int) (came way, ove
 	return passes, false, nil
 }
 
-// decision is what a rule decides on packets of a passage.
+// decision is the decision of a rule on packets of a passage.
 type decision struct {
 	code  int32
 	chain string
-	// sure is false where the rule may select only some of them.
+	// sure says that the rule selects all of them.
 	sure bool
 }
 
-// registers are the values that the expressions of a rule work on, by bytes.
+// registers are the values for the expressions of a rule, in bytes.
 type registers struct {
 	value [64]byte
 	known [64]bool
@@ -134,7 +134,8 @@ type registers struct {
 	unnamed [64]bool
 }
 
-// offset returns where a register begins: each of 16 bytes is four of 4 bytes, too.
+// offset returns the begin of a register: each register of 16 bytes is also four registers of 4
+// bytes.
 func offset(register uint32) int {
 	if register < unix.NFT_REG32_00 {
 		return int(max(register, 1)-1) * 16
@@ -142,7 +143,7 @@ func offset(register uint32) int {
 	return int(register-unix.NFT_REG32_00) * 4
 }
 
-// set writes a value, and forgets the rest of the register; a nil value is not known.
+// set writes a value, and forgets the rest of the register; nil stands for an unknown value.
 func (r *registers) set(register uint32, value []byte) {
 	at := offset(register)
 	for i := at; i < min(at+max(16, len(value)), len(r.value)); i++ {
@@ -153,7 +154,7 @@ func (r *registers) set(register uint32, value []byte) {
 	}
 }
 
-// get returns a value, and false where it is not known.
+// get returns a value, and false if it is not known.
 func (r *registers) get(register uint32, size int) ([]byte, bool) {
 	at := offset(register)
 	if size <= 0 || at+size > len(r.value) || slices.Contains(r.known[at:at+size], false) {
@@ -171,14 +172,14 @@ func (r *registers) setUnnamed(register uint32, size int) {
 	}
 }
 
-// isUnnamed returns whether a value is of an address that no rule names.
+// isUnnamed reports whether a value is part of an address that no rule names.
 func (r *registers) isUnnamed(register uint32, size int) bool {
 	at := offset(register)
 	return size > 0 && at+size <= len(r.unnamed) && !slices.Contains(r.unnamed[at:at+size], false)
 }
 
-// evaluate returns the verdict of a rule; its code is continue where the rule selects no packet of
-// the passage, or decides nothing.
+// evaluate returns the verdict of a rule; the code is continue if the rule selects no packet of the
+// passage, or decides nothing.
 func (w *refusalWalk) evaluate(rule KernelRule, unnamed bool) (decision, error) {
 	v := decision{code: unix.NFT_CONTINUE, sure: true}
 	var r registers
@@ -203,7 +204,7 @@ func (w *refusalWalk) evaluate(rule KernelRule, unnamed bool) (decision, error) 
 	return v, nil
 }
 
-// addressSize returns how many bytes of an address an expression loads, 0 where it does something else.
+// addressSize returns how many bytes of an address an expression loads, 0 for any other expression.
 func addressSize(name string, data *attributes) int {
 	if name != "payload" || data[unix.NFTA_PAYLOAD_DREG] == nil || data.number(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return 0
@@ -224,7 +225,7 @@ func ending(name string, data *attributes) (decision, bool) {
 	case name == "reject", name == "target" && data.text(unix.NFTA_TARGET_NAME) == "REJECT":
 		return decision{code: verdictDrop}, true
 	case name == "target", name == "queue", name == "synproxy", name == "tproxy", name == "lookup" && data[unix.NFTA_LOOKUP_DREG] != nil:
-		// Some targets decide, and a map may lead anywhere.
+		// Some targets of iptables decide, and a map may lead anywhere.
 		return decision{code: verdictAccept}, true
 	case name != "immediate" || data.number(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT:
 		return decision{}, false
@@ -236,7 +237,7 @@ func ending(name string, data *attributes) (decision, bool) {
 	return decision{code: int32(a.number(unix.NFTA_VERDICT_CODE)), chain: a.text(unix.NFTA_VERDICT_CHAIN)}, true
 }
 
-// selects says which packets of a passage an expression leaves for the rest of its rule.
+// selects says which packets of a passage reach the rest of the rule after an expression.
 type selects int
 
 const (
@@ -268,14 +269,14 @@ func (w *refusalWalk) condition(r *registers, name string, data *attributes) (se
 	case "lookup":
 		return w.lookup(r, data)
 	default:
-		// It may have changed any register.
+		// An unknown expression may have changed any register.
 		*r = registers{}
 		return perhaps, nil
 	}
 	return always, nil
 }
 
-// meta returns what is known of the packet.
+// meta returns a known property of the packet.
 func (w *refusalWalk) meta(key uint32) []byte {
 	const tcp = unix.IPPROTO_TCP
 	switch key {
@@ -293,7 +294,7 @@ func (w *refusalWalk) meta(key uint32) []byte {
 	return nil
 }
 
-// newConnection returns what is known of a connection that begins and that nothing translates.
+// newConnection returns a known property of a new, untranslated connection.
 func newConnection(key uint32) []byte {
 	const isNew = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
 	switch key {

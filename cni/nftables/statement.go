@@ -14,7 +14,7 @@ import (
 // Statement is a condition or an action of a rule.
 type Statement struct{ encoded []byte }
 
-// Then returns the statement with others behind it.
+// Then returns the statement followed by others.
 func (s Statement) Then(others ...Statement) Statement {
 	all := Statement{slices.Clone(s.encoded)}
 	for _, o := range others {
@@ -28,12 +28,12 @@ type Field struct {
 	// load returns the expression that loads the field into a register.
 	load func(register uint32) []byte
 	size int
-	// mask is nil where all bits count.
+	// mask is nil if all bits count.
 	mask []byte
 }
 
-// register returns the number of a register of 4 bytes, counted from 0. The first one in a register
-// of 16 bytes has that one's number; the kernel lists it so, too.
+// register returns the number of a register of 4 bytes, counted from 0. The first register of 4
+// bytes in a register of 16 bytes has the number of the latter, as in the kernel's lists.
 func register(word int) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + uint32(word/4)
@@ -49,7 +49,7 @@ func expression(name string, attributes ...[]byte) []byte {
 	return nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, name), nested(unix.NFTA_EXPR_DATA, attributes...))
 }
 
-// statement returns expressions one after another.
+// statement returns the expressions in their order.
 func statement(expressions ...[]byte) Statement { return Statement{slices.Concat(expressions...)} }
 
 func meta(key uint32, size int) Field {
@@ -65,7 +65,7 @@ func payload(base, offset uint32, size int) Field {
 	}}
 }
 
-// conntrack is a field of the packet's connection, of one direction where that is given.
+// conntrack is a field of the packet's connection, of one direction if given.
 func conntrack(key uint32, size int, direction ...byte) Field {
 	return Field{size: size, load: func(register uint32) []byte {
 		attributes := [][]byte{number(unix.NFTA_CT_KEY, key), number(unix.NFTA_CT_DREG, register)}
@@ -76,7 +76,7 @@ func conntrack(key uint32, size int, direction ...byte) Field {
 	}}
 }
 
-// fib is what a look-up in the node's routing tables gives.
+// fib is the result of a look-up in the node's routing tables.
 func fib(result, flags uint32) Field {
 	return Field{size: 4, load: func(register uint32) []byte {
 		return expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, result), number(unix.NFTA_FIB_FLAGS, flags))
@@ -86,21 +86,21 @@ func fib(result, flags uint32) Field {
 // addressType is the type of an address of the packet, as a routing table of the node has it.
 func addressType(flags uint32) Field { return fib(unix.NFT_FIB_RESULT_ADDRTYPE, flags) }
 
-// wayBack is the index of the link of a packet where the node leads packets to its source by that link, and
-// otherwise 0.
+// wayBack is the index of the packet's link if the node routes packets to the source by this link,
+// and otherwise 0.
 var wayBack = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)
 
-// WayOut is the index of the link by which the node would lead a packet with the firewall mark that this one has to its
-// destination, and 0 where it would lead it nowhere. The look-up is as for packets of the node itself (iif lo), and
-// Linux allows it before the packet is routed.
+// WayOut is the index of the link by which the node would route the packet, with its firewall mark,
+// to its destination, and 0 without a route. The look-up is like for packets of the node itself
+// (iif lo), and Linux allows it before the packet is routed.
 var WayOut = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_DADDR|unix.NFTA_FIB_F_MARK)
 
-// IsIndex matches where the field is the index of a link.
+// IsIndex matches if the field is the index of a link.
 func (f Field) IsIndex(link int) Statement {
 	return f.Is(binary.NativeEndian.AppendUint32(nil, uint32(link))...) //nolint:gosec // the kernel's indexes are positive
 }
 
-// IsNotIndex matches where IsIndex does not.
+// IsNotIndex matches if IsIndex does not.
 func (f Field) IsNotIndex(link int) Statement {
 	return f.IsNot(binary.NativeEndian.AppendUint32(nil, uint32(link))...) //nolint:gosec // the kernel's indexes are positive
 }
@@ -148,7 +148,7 @@ type IP struct {
 	// Is matches packets of the family, in tables that see both.
 	Is           Statement
 	SAddr, DAddr Field
-	// Addresses are the source and the destination, which lie side by side.
+	// Addresses are the adjacent source and destination.
 	Addresses Field
 	family    uint32
 }
@@ -168,7 +168,7 @@ func IPOf(a netip.Addr) *IP {
 	return V6
 }
 
-// CTReplyDAddr is the address to which the answers of the packet's connection come.
+// CTReplyDAddr is the destination address of the replies of the packet's connection.
 func (ip *IP) CTReplyDAddr() Field {
 	key := uint32(unix.NFT_CT_DST_IP)
 	if ip == V6 {
@@ -177,7 +177,7 @@ func (ip *IP) CTReplyDAddr() Field {
 	return conntrack(key, ip.Addr.Size(), 1)
 }
 
-// into loads the field into the registers from a word on, of which only the masked bits stay.
+// into loads the masked bits of the field into the registers from a word on.
 func (f Field) into(word int) []byte {
 	if f.mask == nil {
 		return f.load(register(word))
@@ -195,19 +195,19 @@ func (f Field) compare(op uint32, to []byte) Statement {
 	return statement(f.into(0), expression("cmp", number(unix.NFTA_CMP_SREG, register(0)), number(unix.NFTA_CMP_OP, op), value(unix.NFTA_CMP_DATA, to)))
 }
 
-// Is matches where the field is the value, or begins with it where the value is shorter.
+// Is matches if the field is the value, or begins with a shorter value.
 func (f Field) Is(value ...byte) Statement { return f.compare(unix.NFT_CMP_EQ, value) }
 
-// IsNot matches where Is does not.
+// IsNot matches if Is does not.
 func (f Field) IsNot(value ...byte) Statement { return f.compare(unix.NFT_CMP_NEQ, value) }
 
-// And returns the field with the bits of a mask alone.
+// And returns the field with only the bits of a mask.
 func (f Field) And(mask ...byte) Field {
 	f.mask, f.size = mask, len(mask)
 	return f
 }
 
-// hasAny matches where one of the bits of a number of the kernel's is set.
+// hasAny matches if any of the bits is set in a number of the kernel.
 func (f Field) hasAny(bits uint32) Statement {
 	return f.And(binary.NativeEndian.AppendUint32(nil, bits)...).IsNot(0, 0, 0, 0)
 }
@@ -217,35 +217,34 @@ func (f Field) between(op uint32, first, last []byte) Statement {
 		value(unix.NFTA_RANGE_FROM_DATA, first), value(unix.NFTA_RANGE_TO_DATA, last)))
 }
 
-// Between matches where the field is first or last, or between them.
+// Between matches if the field is from first to last.
 func (f Field) Between(first, last []byte) Statement {
 	return f.between(unix.NFT_RANGE_EQ, first, last)
 }
 
-// NotBetween matches where Between does not.
+// NotBetween matches if Between does not.
 func (f Field) NotBetween(first, last []byte) Statement {
 	return f.between(unix.NFT_RANGE_NEQ, first, last)
 }
 
-// IsLink matches where the field is the name of an interface.
+// IsLink matches if the field is the name of an interface.
 func (f Field) IsLink(name string) Statement { return f.Is(AppendName(nil, name)...) }
 
-// IsNotLink matches where IsLink does not.
+// IsNotLink matches if IsLink does not.
 func (f Field) IsNotLink(name string) Statement { return f.IsNot(AppendName(nil, name)...) }
 
 // Conditions with names of their own.
 var (
-	// Established matches packets of connections that both sides know, and of related connections.
+	// Established matches packets of established and related connections.
 	Established = CTState.hasAny(1<<1 | 1<<2) // ESTABLISHED and RELATED of nf_conntrack_common.h
 	// DestinationTranslated matches packets of connections whose destination the node translates.
 	DestinationTranslated = CTStatus.hasAny(1 << 5) // IPS_DST_NAT
 	// IsReply matches packets against the direction of their connection.
 	IsReply = CTDirection.Is(1) // IP_CT_DIR_REPLY
-	// ToNode and FromNode match packets with an address of the network namespace.
+	// ToNode and FromNode match packets to and from an address of the network namespace.
 	ToNode   = addressType(unix.NFTA_FIB_F_DADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
 	FromNode = addressType(unix.NFTA_FIB_F_SADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
-	// NoWayBack matches packets that come by another link than the one by which the node leads packets to
-	// their source.
+	// NoWayBack matches packets whose source the node does not reach by their link.
 	NoWayBack = wayBack.Is(0, 0, 0, 0)
 	// NotByLoopback matches packets that come by another link than lo.
 	NotByLoopback = iifType.IsNot(binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)...)
@@ -262,7 +261,7 @@ var (
 // HasConnectionMark matches packets of connections whose mark has one of the bits.
 func HasConnectionMark(bits uint32) Statement { return ctMark.hasAny(bits) }
 
-// LacksConnectionMark matches where HasConnectionMark does not.
+// LacksConnectionMark matches if HasConnectionMark does not.
 func LacksConnectionMark(bits uint32) Statement {
 	return ctMark.And(binary.NativeEndian.AppendUint32(nil, bits)...).Is(0, 0, 0, 0)
 }
@@ -286,8 +285,8 @@ func ICMPv6(kind byte) Statement {
 	return L4Proto.Is(unix.IPPROTO_ICMPV6).Then(MessageType.Is(kind))
 }
 
-// lookup looks for the fields, one after another, in a set. destination is the register for the value that a
-// map has; a set has none.
+// lookup looks the concatenated fields up in a set. For a map, destination is the register for the
+// value.
 func lookup(set string, flags uint32, fields []Field, destination ...uint32) Statement {
 	var expressions [][]byte
 	word := 0
@@ -302,13 +301,13 @@ func lookup(set string, flags uint32, fields []Field, destination ...uint32) Sta
 	return statement(append(expressions, expression("lookup", append(attributes, number(unix.NFTA_LOOKUP_FLAGS, flags))...))...)
 }
 
-// In matches where the set has the fields.
+// In matches if the set has the fields.
 func In(set string, fields ...Field) Statement { return lookup(set, 0, fields) }
 
-// NotIn matches where In does not.
+// NotIn matches if In does not.
 func NotIn(set string, fields ...Field) Statement { return lookup(set, unix.NFT_LOOKUP_F_INV, fields) }
 
-// Vmap gives the verdict that the map has for the fields, and none where it lacks them.
+// Vmap gives the map's verdict for the fields, if the map has them.
 func Vmap(verdicts string, fields ...Field) Statement {
 	return lookup(verdicts, 0, fields, unix.NFT_REG_VERDICT)
 }
@@ -323,13 +322,14 @@ func dynset(op uint32, set string, field Field) Statement {
 	return statement(field.into(0), expression("dynset", text(unix.NFTA_DYNSET_SET_NAME, set), number(unix.NFTA_DYNSET_OP, op), number(unix.NFTA_DYNSET_SREG_KEY, register(0))))
 }
 
-// Update adds the field to a set, or begins its time there anew. The rule ends where the set is full.
+// Update adds the field to a set, or restarts its timeout there. If the set is full, the rule does
+// not match.
 func Update(set string, field Field) Statement { return dynset(dynsetUpdate, set, field) }
 
 // Delete takes the field out of a set.
 func Delete(set string, field Field) Statement { return dynset(dynsetDelete, set, field) }
 
-// NextHop is the address to which the node sends a packet that it has routed: its destination, or a router.
+// NextHop is the next hop of a routed packet: its destination, or a router.
 func (ip *IP) NextHop() Field {
 	key := uint32(nextHop4)
 	if ip == V6 {
@@ -340,7 +340,7 @@ func (ip *IP) NextHop() Field {
 	}}
 }
 
-// MoreThan matches packets that come more often than so many times in a second. So many may come at once.
+// MoreThan matches packets above a rate in a second. As many may come at once.
 func MoreThan(inSecond uint32) Statement {
 	return statement(expression("limit", number64(unix.NFTA_LIMIT_RATE, uint64(inSecond)), number64(unix.NFTA_LIMIT_UNIT, 1), number(unix.NFTA_LIMIT_BURST, inSecond),
 		number(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS), number(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)))
@@ -367,12 +367,12 @@ var (
 	Return = verdict(unix.NFT_RETURN, "")
 )
 
-// Jump and Goto go on with another chain.
+// Jump and Goto continue with another chain.
 func Jump(chain string) Statement { return verdict(unix.NFT_JUMP, chain) }
 func Goto(chain string) Statement { return verdict(unix.NFT_GOTO, chain) }
 
-// Masquerade makes the source an address of the node; MasqueradeRandom gives connections ports that
-// two of them do not choose alike.
+// Masquerade makes the source an address of the node; MasqueradeRandom chooses random ports, so
+// that two connections rarely choose the same.
 var (
 	Masquerade       = statement(expression("masq"))
 	MasqueradeRandom = statement(expression("masq", number(unix.NFTA_MASQ_FLAGS, unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)))
@@ -417,8 +417,8 @@ func (ip *IP) snat(more ...[]byte) []byte {
 		number(unix.NFTA_NAT_REG_ADDR_MIN, register(0)), number(unix.NFTA_NAT_REG_ADDR_MAX, register(0))}, more...)...)
 }
 
-// DNAT translates the destination to the address and port that a map has for the fields, and
-// does nothing where they are not in it.
+// DNAT translates the destination to the map's address and port for the fields, if the map has
+// them.
 func (ip *IP) DNAT(addrs string, fields ...Field) Statement {
 	return lookup(addrs, 0, fields, register(0)).Then(statement(expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), number(unix.NFTA_NAT_FAMILY, ip.family),
 		number(unix.NFTA_NAT_REG_ADDR_MIN, register(0)), number(unix.NFTA_NAT_REG_PROTO_MIN, register(ip.SAddr.words())))))
@@ -464,15 +464,15 @@ func Match(name string, info []byte) Statement {
 	return statement(expression("match", text(unix.NFTA_MATCH_NAME, name), number(unix.NFTA_MATCH_REV, 0), attribute(unix.NFTA_MATCH_INFO, info)))
 }
 
-// covers returns whether the kernel's encoding of a rule has all that ours says. The kernel adds defaults, in newer
-// versions more of them.
+// covers reports whether the kernel's encoding of a rule contains our encoding. The kernel adds
+// defaults, newer versions more of them.
 func (r Rule) covers(have []byte) bool {
 	theirs, err := splitList(have)
 	ours, err2 := splitList(r.statements)
 	return err == nil && err2 == nil && slices.EqualFunc(ours, theirs, covered)
 }
 
-// covered returns whether each attribute of want is in have with the same value.
+// covered reports whether each attribute of want is in have with the same value.
 func covered(want, have []byte) bool {
 	theirs, err := split(have)
 	for len(want) >= unix.SizeofNlAttr && err == nil {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Retry calls do, which looks and then makes a change, up to three times while another program's change comes between.
+// Retry calls do, which reads and then makes a change, up to three times while another program's
+// change comes in between.
 func Retry(do func() error) (err error) {
 	for range 3 {
 		if err = do(); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
@@ -19,8 +20,9 @@ func Retry(do func() error) (err error) {
 	return err
 }
 
-// Sync makes the kernel's table the wanted one, in one transaction, and returns whether anything was
-// different. It leaves alone the elements of sets that others fill, unless it must replace the table.
+// Sync makes the kernel's table equal to t, in one transaction, and reports whether anything was
+// different. It does not change elements of sets that others fill, unless it must replace the
+// table.
 func (t *Table) Sync() (changed bool, err error) {
 	err = Retry(func() error {
 		have, err := t.Read()
@@ -32,8 +34,8 @@ func (t *Table) Sync() (changed bool, err error) {
 	return changed, err
 }
 
-// SyncFrom is Sync for a caller that has read the table. It fails where another program has changed
-// it since.
+// SyncFrom is Sync for a caller that has read the table. It fails if another program has changed
+// the table since.
 func (t *Table) SyncFrom(have *State) (changed bool, err error) {
 	var tx Transaction
 	if have.differs != nil {

@@ -44,7 +44,7 @@ type Table struct {
 	Name   string
 	Sets   []*Set
 	Chains []*Chain
-	// Counters are names of counters. A table may have others.
+	// Counters are names of counters. The kernel's table may have others.
 	Counters []string
 }
 
@@ -56,18 +56,18 @@ type Set struct {
 	// Data is the type of a map's values. A map with Verdicts leads to chains instead.
 	Data     []Type
 	Verdicts bool
-	// Interval says that elements begin and end intervals. Constant says that rules may rely
-	// on the elements.
+	// Interval says that elements begin and end intervals. Constant says that the elements never
+	// change.
 	Interval, Constant bool
-	// Timeout is when elements leave the set, 0 where they stay.
+	// Timeout is when elements leave the set, 0 if they stay.
 	Timeout time.Duration
-	// Room is how many elements a set has at most that rules fill with Update, 0 where none does.
+	// Room is the maximal number of elements of a set that rules fill with Update, 0 for other sets.
 	Room uint32
-	// Elements are the elements that the set has. It is nil for a set that others fill.
+	// Elements are the elements of the set. It is nil for a set that others fill.
 	Elements iter.Seq[Element]
 }
 
-// Element is one of a set or map.
+// Element is an element of a set or map.
 type Element struct {
 	// Key may be used again after it was read.
 	Key []byte
@@ -77,13 +77,13 @@ type Element struct {
 	Data []byte
 	// Goto is the chain where a map of verdicts leads.
 	Goto string
-	// Timeout is when the element leaves its set, 0 where it is as the set says.
+	// Timeout is when the element leaves its set, 0 for the set's Timeout.
 	Timeout time.Duration
 	// Comment says why the element exists.
 	Comment string
 }
 
-// Elements returns elements as a Set has them.
+// Elements returns elements for a Set.
 func Elements(all ...Element) iter.Seq[Element] { return slices.Values(all) }
 
 // Keys returns elements without values.
@@ -100,7 +100,7 @@ func Keys(keys ...[]byte) iter.Seq[Element] {
 // Type is the type of a key, or of a part of it.
 type Type struct{ magic, size uint32 }
 
-// The types, with the numbers that nft knows them by (datatype.h).
+// The types, with nft's numbers (datatype.h).
 var (
 	IPv4Addr    = Type{7, 4}
 	IPv6Addr    = Type{8, 16}
@@ -111,7 +111,8 @@ var (
 	IfName      = Type{41, unix.IFNAMSIZ}
 )
 
-// concatenate returns the type of a key of several parts, each of which begins at a register of 4 bytes.
+// concatenate returns the type of a key of several parts, each of which begins at a register of 4
+// bytes.
 func concatenate(all []Type) Type {
 	if len(all) == 1 {
 		return all[0]
@@ -152,8 +153,8 @@ func AppendName(key []byte, link string) []byte {
 	return append(key, padded[:]...)
 }
 
-// CutName reads the name of an interface from the beginning of a key, and false where the key is
-// too short.
+// CutName reads the name of an interface from the beginning of a key. ok is false if the key is too
+// short.
 func CutName(key []byte) (link string, rest []byte, ok bool) {
 	if len(key) < unix.IFNAMSIZ {
 		return "", nil, false
@@ -164,9 +165,9 @@ func CutName(key []byte) (link string, rest []byte, ok bool) {
 // Chain is a chain with its rules, in their order.
 type Chain struct {
 	Name string
-	// Base says where the kernel runs the chain. It is nil for a chain that rules lead to.
+	// Base is the place at which the kernel runs the chain. It is nil for a chain to which rules lead.
 	Base *Base
-	// Rules is nil where there are none.
+	// Rules is nil if there are none.
 	Rules iter.Seq[Rule]
 }
 
@@ -196,7 +197,7 @@ const (
 	Egress      Hook = unix.NF_NETDEV_EGRESS
 )
 
-// Priorities by nft's names; chains with lower ones come first.
+// Priorities by nft's names; chains with lower priorities come first.
 const (
 	PriorityRaw    = -300
 	PriorityMangle = -150
@@ -214,20 +215,20 @@ func NAT(hook Hook, priority int32) *Base {
 	return &Base{Type: "nat", Hook: hook, Priority: priority}
 }
 
-// Rule is statements one after another.
+// Rule is a sequence of statements.
 type Rule struct {
 	statements []byte
 	mark       []byte
 }
 
-// Rules returns rules as a Chain has them.
+// Rules returns rules for a Chain.
 func Rules(all ...Rule) iter.Seq[Rule] { return slices.Values(all) }
 
 // maxComment is how much of a comment nft shows.
 const maxComment = 127
 
-// NewRule returns a rule. Its comment in the kernel is the given one behind Berth's name and a hash
-// of the statements, cut off where it is too long for nft.
+// NewRule returns a rule. Its comment in the kernel is Berth's name, a hash of the statements and
+// the given comment, cut to the length that nft shows.
 func NewRule(comment string, all ...Statement) Rule {
 	return newRule(func(hash uint32) string { return fmt.Sprintf("berth %08x: %s", hash, comment) }, all)
 }

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Transaction is a change of any size that the kernel makes at once or not at all. Its zero value changes
-// nothing.
+// Transaction is a change of any size that the kernel makes at once or not at all. Its zero value
+// changes nothing.
 type Transaction struct {
-	// out has the messages, one after another.
+	// out has the concatenated messages.
 	out []byte
 	// objects name the object of each message; the sequence number of a message is its index and 1.
 	objects []object
@@ -24,7 +24,8 @@ type Transaction struct {
 	last int
 	sets uint32
 	err  error
-	// generation is the number that the kernel gave the transaction, 0 where it changed nothing or was not asked.
+	// generation is the kernel's number of the transaction, 0 if it changed nothing or the kernel was
+	// not asked.
 	generation uint32
 }
 
@@ -33,7 +34,7 @@ type object struct{ table, text string }
 
 func (o object) String() string { return o.text + " of table " + o.table }
 
-// IsEmpty returns whether the transaction changes nothing.
+// IsEmpty reports whether the transaction changes nothing.
 func (t *Transaction) IsEmpty() bool { return len(t.objects) == 0 }
 
 // message adds a message about an object of a table.
@@ -64,7 +65,7 @@ func appendMessage(to []byte, kind int, flags uint16, sequence uint32, family by
 	return to
 }
 
-// Make adds a table with all that it has.
+// Make adds a table with all its objects.
 func (t *Transaction) Make(of *Table) {
 	t.AddTable(of)
 	t.makeContent(of)
@@ -100,7 +101,7 @@ func (t *Transaction) Delete(of *Table) {
 	t.DeleteTable(of)
 }
 
-// RemoveTable deletes a table, and succeeds where there is none.
+// RemoveTable deletes a table, and succeeds if there is none.
 func RemoveTable(of *Table) error {
 	var tx Transaction
 	tx.DeleteTable(of)
@@ -118,7 +119,7 @@ func (t *Transaction) AddTable(of *Table) {
 // DeleteTable deletes the table, which must be there.
 func (t *Transaction) DeleteTable(of *Table) { t.message(unix.NFT_MSG_DELTABLE, 0, of, "all") }
 
-// AddChain adds a chain without its rules, which may be there as it is.
+// AddChain adds a chain without its rules. The same chain may exist already.
 func (t *Transaction) AddChain(of *Table, c *Chain) {
 	attributes := [][]byte{text(unix.NFTA_CHAIN_NAME, c.Name)}
 	if b := c.Base; b != nil {
@@ -152,7 +153,7 @@ func (t *Transaction) AddRules(of *Table, c *Chain) {
 	}
 }
 
-// addRule adds a rule in front of the one with a handle, or at the end of its chain where the handle is 0.
+// addRule adds a rule before the rule with a handle, or at the end of the chain if the handle is 0.
 func (t *Transaction) addRule(of *Table, chain string, before uint64, r Rule) {
 	flags, position := uint16(unix.NLM_F_CREATE|unix.NLM_F_APPEND), []byte(nil)
 	if before != 0 {
@@ -183,7 +184,7 @@ const (
 	bigEndian = 2
 )
 
-// AddSet adds a set or map without elements; it may be there as it is.
+// AddSet adds a set or map without elements. The same set may exist already.
 func (t *Transaction) AddSet(of *Table, s *Set) {
 	key := concatenate(s.Key)
 	attributes := [][]byte{text(unix.NFTA_SET_NAME, s.Name), number(unix.NFTA_SET_FLAGS, s.flags()), number(unix.NFTA_SET_KEY_TYPE, key.magic), number(unix.NFTA_SET_KEY_LEN, key.size)}
@@ -237,7 +238,7 @@ func (t *Transaction) flushSet(of *Table, name string) {
 	t.message(unix.NFT_MSG_DELSETELEM, 0, of, "the elements of set "+name, text(unix.NFTA_SET_ELEM_LIST_SET, name))
 }
 
-// AddElements adds elements to a set or map, of which none may be there with another value.
+// AddElements adds elements to a set or map, which must not have them with other values.
 func (t *Transaction) AddElements(of *Table, set string, elements iter.Seq[Element]) {
 	t.elements(of, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, set, elements)
 }
@@ -299,12 +300,13 @@ func (t *Transaction) deleteObject(of *Table, name string, kind uint32) {
 	t.message(unix.NFT_MSG_DELOBJ, 0, of, "counter "+name, text(unix.NFTA_OBJ_NAME, name), number(unix.NFTA_OBJ_TYPE, kind))
 }
 
-// CommitAfter is Commit, and returns the moment that the transaction makes. first is true where it was the first one of
-// its network namespace since the moment of before, false also where it changed nothing or that moment is not known.
-// The kernel repeats the objects of the first message: they must be few.
+// CommitAfter is Commit, and returns the moment after the transaction. first says that it was the
+// first transaction of its network namespace since before; it is false if the transaction changed
+// nothing or before is not known. The kernel repeats the objects of the first message, so they must
+// be few.
 func (t *Transaction) CommitAfter(before Moment) (now Moment, first bool, err error) {
 	if len(t.out) > 0 {
-		// The kernel tells the number, too.
+		// This makes the kernel return the number, too.
 		flags := t.out[6:]
 		binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ECHO)
 	}
@@ -321,7 +323,7 @@ func (t *Transaction) Commit() (err error) {
 	if t.err != nil || t.IsEmpty() {
 		return t.err
 	}
-	// The kernel answers for messages that it refuses, and for this one.
+	// The kernel acknowledges messages that it refuses, and this one.
 	flags := t.out[t.last+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 	end := uint32(len(t.objects)) + 1
@@ -334,7 +336,7 @@ func (t *Transaction) Commit() (err error) {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer unix.Close(fd)
-	// The message must fit. Answers need not repeat the message.
+	// The message must fit into the buffer. Acknowledgements need not repeat the message.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
 			return fmt.Errorf("prepare nftables: %w", err)
@@ -349,13 +351,14 @@ func (t *Transaction) Commit() (err error) {
 	return t.answer(fd)
 }
 
-// errNoAnswer is returned where the kernel took a transaction and did not say how it ended.
+// errNoAnswer is returned if the kernel accepted a transaction but did not return its result.
 var errNoAnswer = errors.New("the kernel does not say how the transaction ended")
 
-// answerSize is more than the kernel says in one message: it repeats no objects.
+// answerSize is larger than a message of the kernel, which repeats no objects.
 const answerSize = 1 << 12
 
-// answer reads the kernel's answers to the transaction: all are there when the message is sent.
+// answer reads the kernel's acknowledgements of the transaction. All are ready when the message is
+// sent.
 func (t *Transaction) answer(fd int) error {
 	buffer := make([]byte, answerSize)
 	for {
@@ -396,7 +399,7 @@ func (t *Transaction) answer(fd int) error {
 	}
 }
 
-// noteGeneration reads the number that the kernel gave the transaction from the attributes of its message.
+// noteGeneration reads the kernel's number of the transaction from the attributes of its message.
 func (t *Transaction) noteGeneration(message []byte) {
 	if a, err := split(message); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
 		t.generation = a.number(unix.NFTA_GEN_ID)

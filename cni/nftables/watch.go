@@ -11,8 +11,8 @@ import (
 	"github.com/google/nftables"
 )
 
-// Watch calls lost when a table whose name begins with one of the prefixes is deleted, as by a flush of all rules, and when it
-// may have missed that, until ctx ends. It also calls lost where Berth itself deletes one.
+// Watch calls lost when a table with a prefix in its name is deleted, as by a flush of all rules,
+// also by Berth itself, and when it may have missed a deletion. It runs until ctx ends.
 func Watch(ctx context.Context, prefixes []string, lost func()) error {
 	for ctx.Err() == nil {
 		if err := watch(ctx, prefixes, lost); err != nil {
@@ -35,7 +35,7 @@ func watch(ctx context.Context, prefixes []string, lost func()) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = monitor.Close() })
 	defer stop()
-	// Tell of earlier deletions.
+	// A table may have been deleted before.
 	lost()
 	for event := range events {
 		isLoss := func(e *nftables.MonitorEvent) bool { return isLoss(e, prefixes) }

@@ -12,8 +12,9 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// LinkFor returns the index of the node's link to a pool's network, which must be up: the uplink, a VLAN link on it, or the
-// bridge that this is a port of. It makes none, and takes none that Berth made: that goes with the last pod.
+// LinkFor returns the index of the node's link to a pool's network, which must be up: the uplink, a
+// VLAN link on the uplink, or the bridge of either. It makes no link, and refuses a link that Berth
+// made, because such a link goes with the last pod.
 func LinkFor(uplink string, vlan int) (int, error) {
 	index, err := wire.NetworkLink(uplink, vlan)
 	if err != nil {

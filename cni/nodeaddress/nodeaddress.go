@@ -19,8 +19,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Marks of our state in the kernel. They may never change: by them a new version finds the state of an old one. The
-// rules come after the ones of package wire, and before the ones that a host made without a priority.
+// Marks of our state in the kernel. They must never change: by them a new version finds the state
+// of an old version. The rules come after the rules of package wire, and before rules of the host
+// without a priority.
 const (
 	table           = 0x65000000
 	prioritySubnets = 32310
@@ -30,7 +31,7 @@ const (
 // Address is an address of a pool for the node itself.
 type Address struct {
 	Address netip.Addr
-	// Subnet of the pool.
+	// Subnet is the subnet of the pool.
 	Subnet netip.Prefix
 }
 
@@ -38,14 +39,14 @@ func (a Address) String() string { return netip.PrefixFrom(a.Address, a.Subnet.B
 
 func (a Address) family() int { return rtnl.FamilyOf(a.Address) }
 
-// mark is the rule by which the address is known to be Berth's.
+// mark returns the rule that marks the address as Berth's.
 func (a Address) mark() netlink.Rule {
 	rule := rtnl.NewRule(a.family(), priorityMark, table)
 	rule.Src, rule.Dst = rtnl.IPNet(rtnl.SinglePrefix(a.Address)), rtnl.IPNet(a.Subnet)
 	return rule
 }
 
-// subnetsRule leads all packets to the table but the ones from pods and, on their way back, to pods.
+// subnetsRule leads all packets to the table except packets from pods and replies to pods.
 func subnetsRule(family int) netlink.Rule {
 	mask := uint32(netfilter.MarkMask)
 	rule := rtnl.NewRule(family, prioritySubnets, table)
@@ -55,8 +56,8 @@ func subnetsRule(family int) netlink.Rule {
 
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// List returns the addresses with Berth's mark, in ascending order: the node has them, is about to get them, or about to
-// lose them.
+// List returns the addresses with Berth's mark, in ascending order. The node has them, is about to
+// get them, or is about to lose them.
 func List() ([]Address, error) {
 	var all []Address
 	for _, family := range families {
@@ -74,7 +75,7 @@ func List() ([]Address, error) {
 	return all, nil
 }
 
-// Carried returns the addresses of List alone.
+// Carried returns only the addresses of List.
 func Carried() ([]netip.Addr, error) {
 	marked, err := List()
 	var all []netip.Addr
@@ -99,7 +100,7 @@ func addressesOf(family int) ([]netlink.Addr, error) {
 	return addrs, nil
 }
 
-// find returns the links that have the address.
+// find returns the links with the address.
 func find(a Address) (links []int, err error) {
 	all, err := addressesOf(a.family())
 	for _, have := range all {
@@ -110,14 +111,14 @@ func find(a Address) (links []int, err error) {
 	return links, err
 }
 
-// Has returns whether the link has the address. It does not look at marks.
+// Has reports whether the link has the address. It does not look at marks.
 func Has(a Address, link int) (bool, error) {
 	links, err := find(a)
 	return slices.Contains(links, link), err
 }
 
-// Put gives the link an address that was marked, and makes all that belongs to it. It takes the address from other links. It is
-// idempotent.
+// Put adds a marked address to the link, with its routes and rules, and removes it from other
+// links. It is idempotent.
 func Put(a Address, link int) error {
 	links, err := find(a)
 	if err != nil {
@@ -146,15 +147,15 @@ func Put(a Address, link int) error {
 func (a Address) toAdd() *netlink.Addr {
 	addr := &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(a.Address, a.Subnet.Bits())), Flags: unix.IFA_F_NOPREFIXROUTE}
 	if a.Address.Is6() {
-		// It was probed.
+		// The address was probed before.
 		addr.Flags |= unix.IFA_F_NODAD
-		// Deprecated, for ever.
+		// The address is deprecated for ever.
 		addr.PreferedLft, addr.ValidLft = 0, math.MaxUint32
 	}
 	return addr
 }
 
-// route has the node reach the subnet by the link, unless the node has routes of its own there.
+// route makes the node reach the subnet by the link, unless the node has its own routes there.
 func (a Address) route(link int) error {
 	have, err := routesOf(a.family())
 	if err != nil {
@@ -176,7 +177,7 @@ func (a Address) route(link int) error {
 	return rtnl.AddRule(subnetsRule(a.family()))
 }
 
-// routes has the routes that matter here: ours, and the node's in its main table.
+// routes has the relevant routes: ours, and the node's in its main table.
 type routes struct{ ours, main []netlink.Route }
 
 func routesOf(family int) (*routes, error) {
@@ -191,7 +192,8 @@ func routesOf(family int) (*routes, error) {
 	return r, nil
 }
 
-// hasOwn returns whether the node has a route of its own to the subnet or to a part of it. Routes to pods are Berth's.
+// hasOwn reports whether the node has a route of its own to the subnet or to a part of it. Routes
+// to pods do not count, because they are Berth's.
 func (r *routes) hasOwn(subnet netip.Prefix) bool {
 	return slices.ContainsFunc(r.main, func(have netlink.Route) bool {
 		to := rtnl.PrefixOf(have.Dst)
@@ -199,15 +201,16 @@ func (r *routes) hasOwn(subnet netip.Prefix) bool {
 	})
 }
 
-// leads returns whether a route of ours leads to the subnet by the link, with a source. With the address IPv6 takes the source from a
-// route, and IPv4 the route.
+// leads reports whether a route of ours with a source leads to the subnet by the link. When the
+// address goes, the source of an IPv6 route is lost, and an IPv4 route is lost completely.
 func (r *routes) leads(subnet netip.Prefix, link int) bool {
 	return slices.ContainsFunc(r.ours, func(have netlink.Route) bool {
 		return rtnl.PrefixOf(have.Dst) == subnet && have.LinkIndex == link && have.Src != nil
 	})
 }
 
-// unroute removes our routes to the subnet, and the rule to our table where no other route is left there.
+// unroute removes our routes to the subnet, and the rule to our table if no other route is left
+// there.
 func (a Address) unroute(have *routes) error {
 	var errs []error
 	left := 0
@@ -225,8 +228,9 @@ func (a Address) unroute(have *routes) error {
 	return errors.Join(errs...)
 }
 
-// Remove takes a marked address from the node, with all that belongs to it and last its mark. It is idempotent. Another
-// marked address of the subnet may lack its route then, until it is Put again.
+// Remove removes a marked address from the node, with its routes and rules, and last its mark. It
+// is idempotent. Another marked address of the subnet may lack its route afterwards, until it is
+// Put again.
 func Remove(a Address) error {
 	links, err := find(a)
 	if err != nil {
@@ -254,8 +258,9 @@ func Unmark(a Address) error {
 	return err
 }
 
-// remove takes the address from one link. With the first IPv4 address of a subnet the kernel removes the others, unless the
-// link promotes them (promote_secondaries): remove puts back the ones that are not ours.
+// remove removes the address from a link. With the first IPv4 address of a subnet the kernel also
+// removes the others, unless the link promotes them (promote_secondaries): remove restores other
+// addresses that are not ours.
 func remove(a Address, link int) error {
 	before, err := addressesOf(a.family())
 	if err != nil {
@@ -294,8 +299,8 @@ func remove(a Address, link int) error {
 	return nil
 }
 
-// Leftovers lists the addresses with Berth's mark. The rules and routes that a crash may leave besides are listed by package
-// wire.
+// Leftovers lists the addresses with Berth's mark. Package wire lists further rules and routes
+// after a crash.
 func Leftovers() ([]leftover.Item, error) {
 	marked, err := List()
 	var items []leftover.Item

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Overlay is berth-overlay, the plugin of the agent's own network for pods without a floating IP. Package
-// podlink does its work; the addresses are an IPAM plugin's.
+// Overlay is berth-overlay, the plugin of the agent's own network for pods without a floating IP.
+// Package podlink does its work; an IPAM plugin gives the addresses.
 package main
 
 import (

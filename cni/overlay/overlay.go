@@ -64,7 +64,7 @@ func add(args *skel.CmdArgs) error {
 	}
 	result, err := c.wire(args, given)
 	if err != nil {
-		// The runtime calls DEL, too; what fails here is done then.
+		// If this fails, the runtime's DEL repeats it.
 		_ = podlink.Remove(args.ContainerID, args.IfName)
 		_ = invoke.DelegateDel(context.Background(), c.IPAM.Type, args.StdinData, nil)
 		return wire.ToCNIError(err)

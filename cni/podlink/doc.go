@@ -8,10 +8,11 @@
 //	      10.244.1.5 dev btho…        in the table main
 //	      neigh 10.244.1.5            permanent = MAC of the pod
 //
-// Two pods of a node have no network in common: whatever a pod sends comes to the node, and the node passes
-// on IP packets alone, by routes that it made itself. So no pod is found at an address that it was not given,
-// and the hook forward sees all that pods send each other.
+// Two pods of a node have no common layer 2 network: every packet of a pod comes to the node, and
+// the node forwards only IP packets, by its own routes. So a pod is reached only at its given
+// addresses, and the hook forward sees all packets between pods.
 //
-// The alias says which addresses a pod has, so that routes that somebody deletes come back. The routes do not
-// have Berth's protocol number: by that package veth/wire knows floating IPs. They go with their link.
+// The alias has the addresses of the pod, so that deleted routes can be restored. The routes do not
+// have Berth's protocol number, by which package veth/wire recognizes floating IPs. They go with
+// their link.
 package podlink

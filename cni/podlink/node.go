@@ -28,7 +28,7 @@ func aliasOf(addresses []netip.Addr) string {
 	return strings.Join(words, " ")
 }
 
-// addressesOf returns the addresses that a host end leads to.
+// addressesOf returns the addresses of the pod behind a host end.
 func addressesOf(host netlink.Link) []netip.Addr {
 	text, _ := strings.CutPrefix(host.Attrs().Alias, aliasPrefix)
 	var all []netip.Addr
@@ -77,15 +77,15 @@ func readNode() (node, error) {
 	return n, nil
 }
 
-// leads returns whether the node leads packets for the address to the pod behind a host end.
+// leads reports whether the node routes packets for the address to the pod behind a host end.
 func (n node) leads(host netlink.Link, a netip.Addr) bool {
 	to := way{a, host.Attrs().Index}
 	_, mac := macs(host.Attrs().Name)
 	return n.routes[to] && bytes.Equal(n.neighs[to], mac)
 }
 
-// lead makes the node lead packets to the pod behind a host end, and returns how many addresses it did not
-// lead there.
+// lead makes the node route packets to the pod behind a host end, and returns for how many
+// addresses this was missing.
 func (n node) lead(host netlink.Link) (changed int, err error) {
 	if err := rtnl.SetIPv4(host, rtnl.Devconf{rtnl.Forwarding: 1, rtnl.RPFilter: 1}); err != nil {
 		return 0, err
@@ -110,7 +110,7 @@ func (n node) lead(host netlink.Link) (changed int, err error) {
 	return changed, nil
 }
 
-// Repair makes the pieces of the node's side that are missing, and returns how many addresses they concern.
+// Repair makes missing pieces of the node's side, and returns the number of addresses concerned.
 func Repair() (changed int, err error) {
 	links, err := Links()
 	if err != nil || len(links) == 0 {

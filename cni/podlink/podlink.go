@@ -38,8 +38,8 @@ func HostLink(containerID, ifName string) string {
 	return rtnl.NameOf(netfilter.OverlayPrefix, containerID, ifName)
 }
 
-// macs returns the MAC addresses of a pair, which follow from its name: the node finds the pod without
-// asking it.
+// macs returns the MAC addresses of a pair. They follow from its name, so the node needs no ARP for
+// the pod.
 func macs(hostLink string) (host, pod net.HardwareAddr) {
 	sum := sha256.Sum256([]byte(hostLink))
 	return append(net.HardwareAddr{0x0a, 0xbe}, sum[:4]...), append(net.HardwareAddr{0x0a, 0xbf}, sum[4:8]...)
@@ -55,8 +55,8 @@ func (l Link) spec() (wire.Spec, wire.Wired) {
 	return spec, wire.Wired{HostLink: name, HostMAC: host, PodMAC: pod, MTU: l.MTU}
 }
 
-// Setup makes the pair and carries the addresses to the pod. It is idempotent; after an error the caller
-// calls Remove.
+// Setup makes the pair and routes the addresses to the pod. It is idempotent; after an error the
+// caller calls Remove.
 func (l Link) Setup() (*current.Result, error) {
 	spec, wired := l.spec()
 	if err := spec.Validate(); err != nil {
@@ -89,7 +89,7 @@ func (l Link) Setup() (*current.Result, error) {
 	return wire.Result(spec, wired), nil
 }
 
-// Check returns wire.ErrNotWired where a piece that Setup makes is missing.
+// Check returns wire.ErrNotWired if a piece of Setup is missing.
 func (l Link) Check() error {
 	spec, wired := l.spec()
 	host, err := rtnl.LinkOrNil(wired.HostLink)
@@ -112,7 +112,7 @@ func (l Link) Check() error {
 	return errors.Join(errs...)
 }
 
-// Remove deletes the interface of a container. It succeeds where there is none.
+// Remove deletes the interface of a container. It succeeds if there is none.
 func Remove(containerID, ifName string) error {
 	link, err := rtnl.LinkOrNil(HostLink(containerID, ifName))
 	if err != nil || link == nil {

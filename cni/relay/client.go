@@ -13,38 +13,37 @@ import (
 	"time"
 )
 
-// Answer of the agent.
+// Answer is the agent's HTTP response.
 type Answer struct {
-	// Status is the HTTP status, 0 where no HTTP server answers.
+	// Status is the HTTP status, 0 if no HTTP server responds.
 	Status int
 	// Outcome is the value of HeaderOutcome.
 	Outcome string
 	Body    []byte
 }
 
-// ErrIncomplete is returned by Post where the agent ended before its answer was complete.
+// ErrIncomplete is returned by Post if the agent ended before its response was complete.
 var ErrIncomplete = errors.New("its answer ended before it was complete")
 
 // timeout limits a call; it is longer than the agent's own limit.
 const timeout = 4 * time.Minute
 
-// statusTimeout limits STATUS. With patience it is shorter than the 30 s after which the kubelet takes a
-// silent runtime for dead.
+// statusTimeout limits STATUS. Together with patience it is shorter than 30 s, after which a silent
+// runtime is dead for the kubelet.
 const statusTimeout = 15 * time.Second
 
-// patience limits how long a call waits until the agent listens. After a crash or an
-// upgrade the agent is mostly back within seconds. The kubelet takes a runtime that is
-// silent for 30 s for dead.
+// patience limits how long a call waits until the agent listens. After a crash or an upgrade the
+// agent is mostly back within seconds. For the kubelet a runtime that is silent for 30 s is dead.
 //
-// A call does not wait where no socket exists: the node has just started, and the
-// kubelet starts no pod, and so no agent, before the first answer to STATUS.
+// A call does not wait if no socket exists: the node has just started, and the kubelet starts no
+// pod, and so no agent, before the first result of STATUS.
 const patience = 10 * time.Second
 
 // retry is the time between two attempts.
 const retry = 50 * time.Millisecond
 
-// Post waits for the agent if it is away for a moment, sends one request and returns the answer.
-// headers are complete lines. It speaks HTTP/1.0, whose answers end with the connection.
+// Post waits for the agent if it is away for a moment, sends a request and returns the response.
+// headers are complete lines. It uses HTTP/1.0, whose responses end with the connection.
 func Post(socket, path, headers string, body []byte) (Answer, error) {
 	return post(socket, path, headers, body, patience, timeout)
 }
@@ -75,7 +74,7 @@ func Line(variable, value string) string {
 }
 
 // escape escapes, as in URLs, characters that would end a line or begin an escape, and blanks,
-// which readers of headers remove at the ends.
+// because parsers of headers remove blanks at the ends.
 func escape(value string) string {
 	const hex = "0123456789ABCDEF"
 	var b strings.Builder
@@ -115,7 +114,7 @@ func dial(socket string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), socket), nil
 }
 
-// parse reads an answer.
+// parse reads a response.
 func parse(raw []byte) (Answer, error) {
 	if len(raw) == 0 {
 		return Answer{}, ErrIncomplete
@@ -141,20 +140,21 @@ func parse(raw []byte) (Answer, error) {
 			length = strings.TrimSpace(value)
 		}
 	}
-	// The agent says the length with each outcome.
+	// The agent sends the length with each outcome.
 	if (answer.Outcome != "" || length != "") && length != strconv.Itoa(len(body)) {
 		return Answer{}, ErrIncomplete
 	}
 	return answer, nil
 }
 
-// ErrAway is returned by PostStatus where no agent answers, and one has served since the node started.
+// ErrAway is returned by PostStatus if no agent responds, although an agent has served since the
+// node started.
 var ErrAway = errors.New("the agent is away")
 
-// PostStatus sends STATUS as Post sends other commands. The kubelet makes a node whose STATUS fails not
-// ready, and Kubernetes then evicts all of its pods, though they run as well without an agent. So an agent
-// that has served and is gone, or hangs, is no failure: PostStatus returns ErrAway, and no later than after
-// statusTimeout. A node that has just started is not ready before its agent.
+// PostStatus sends STATUS as Post sends other commands. If STATUS fails, the kubelet makes the node
+// not ready, and Kubernetes then evicts all of its pods, although they run without an agent, too.
+// So it is no failure if an agent that has served is gone or hangs: PostStatus returns ErrAway, at
+// the latest after statusTimeout. A node that has just started is not ready before its agent.
 func PostStatus(socket, path, headers string, body []byte) (Answer, error) {
 	wait := patience
 	if Served(socket) {
@@ -167,9 +167,9 @@ func PostStatus(socket, path, headers string, body []byte) (Answer, error) {
 	return answer, err
 }
 
-// Served returns whether an agent has answered STATUS with success on the socket since the node started: the
-// folder of the socket does not outlast the node, and an agent's socket outlasts the agent. The socket's time
-// of modification says so, which SetServed sets.
+// Served reports whether an agent has served a successful STATUS on the socket since the node
+// started. SetServed notes this in the socket's modification time: the socket outlasts the agent,
+// but its folder does not outlast a restart of the node.
 func Served(socket string) bool {
 	info, err := os.Stat(socket)
 	return err == nil && !info.ModTime().Equal(unserved)
@@ -187,8 +187,7 @@ func SetServed(socket string, served bool) error {
 	return os.Chtimes(socket, at, at)
 }
 
-// Unreachable returns the message that appears in the pod's events where the agent does not
-// answer.
+// Unreachable returns the message in the pod's events if the agent does not respond.
 func Unreachable(socket string, err error) string {
 	return "the Berth agent of this node does not answer on " + socket + ": " + err.Error() +
 		"; see: kubectl get pods -A -l app.kubernetes.io/name=berth-agent -o wide"

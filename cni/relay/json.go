@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Package encoding/json takes longer to start than the rest of berth-cni, which needs little of
-// it: one value of the configuration, and a string in an error. The agent decodes the whole
-// configuration and refuses it where it is none.
+// Package encoding/json takes longer to start than the rest of berth-cni, which needs only little
+// of it: a value of the configuration, and a string in an error. The agent decodes the whole
+// configuration and refuses an invalid one.
 
 var (
 	errNoObject = errors.New("it is no JSON object")
@@ -35,7 +35,7 @@ func SocketOf(config []byte) (string, error) {
 	return r.socket, nil
 }
 
-// reader follows a configuration as far as it takes to find the outer object's "socket".
+// reader reads a configuration up to the outer object's "socket".
 type reader struct {
 	config []byte
 	at     int
@@ -99,8 +99,7 @@ func (r *reader) text() error {
 	return nil
 }
 
-// endOfString returns the index of the quote that ends the string that begins at i, -1 where
-// none does.
+// endOfString returns the index of the quote that ends the string beginning at i, or -1.
 func endOfString(config []byte, i int) int {
 	for j := i + 1; j < len(config); j++ {
 		switch config[j] {
@@ -113,13 +112,13 @@ func endOfString(config []byte, i int) int {
 	return -1
 }
 
-// isKey returns whether a string is a key, by the text after it.
+// isKey reports whether a string is a key, by the text after it.
 func isKey(rest []byte) bool {
 	return strings.HasPrefix(strings.TrimLeft(string(rest), " \t\r\n"), ":")
 }
 
-// unquote returns a JSON string without its escapes, which equal Go's except one. It knows no
-// escapes of characters beyond the first 65,536, which have two.
+// unquote returns a JSON string without its escapes, which equal Go's except one. It does not
+// support surrogate pairs, the escapes of characters above U+FFFF.
 func unquote(text string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package relay carries calls of CNI plugins to the node agent over its unix socket, also the
+// Package relay sends calls of CNI plugins to the node agent over its unix socket, also the
 // runtime's call that berth-cni passes on: the variables as headers of an HTTP request, the
-// configuration as its body, and the answer as the plugin prints it. It decides when to wait for an
-// agent and how to report that none answers. It reads nothing of a call but the path of the socket, and nothing of an answer.
+// configuration as its body. The response is what the plugin prints. The package decides when to
+// wait for an agent, and how to report that no agent responds. It reads only the path of the socket
+// from a call, and nothing from a response.
 //
-// Berth-cni starts for every pod, and each package that it imports makes its start longer, used
-// or not: this one imports no more than files need. Package net, encoding/json or fmt would take
-// longer than all that berth-cni does.
+// Berth-cni starts for every pod, and each imported package makes its start longer, used or not. So
+// this package imports only the minimum for files. Package net, encoding/json or fmt would take
+// longer than the rest of berth-cni.
 package relay
 
 // SocketPath is the default path of the agent's socket.
 const SocketPath = "/run/berth/agent.sock"
 
-// Path is the agent's HTTP resource for the runtime's calls as they are. Its version changes with the
-// protocol: an agent of another one answers with status 404.
+// Path is the agent's HTTP resource for unchanged calls of the runtime. Its version changes with
+// the protocol: an agent with another protocol responds with status 404.
 const Path = "/v1/cni"
 
 // MaxBytes is the largest body that agent and plugins read. The kubelet's are a few kilobytes.
 const MaxBytes = 4 << 20
 
-// HeaderOutcome of an answer names the kind of its body. An answer without it is not the agent's.
+// HeaderOutcome names the kind of a response's body. A response without it is not the agent's.
 const (
 	HeaderOutcome = "Cni-Outcome"
 	// Result is the result of ADD, or nothing.

@@ -12,33 +12,34 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// LinkPrefix begins the names of all links that Berth makes for pods and Services, and ServicesLink is the one of Services. They may
-// never change, as Protocol.
+// LinkPrefix begins the names of all links that Berth makes for pods and Services. ServicesLink is
+// the link for Services. Like Protocol they must never change.
 const (
 	LinkPrefix   = "bth"
 	ServicesLink = LinkPrefix + "services"
 )
 
-// isPodLink returns whether Berth made the link for a pod. Its end on the node repeats addresses that the node has on other links.
+// isPodLink reports whether Berth made the link for a pod. Its end on the node repeats addresses of
+// other links of the node.
 func isPodLink(link string) bool { return strings.HasPrefix(link, LinkPrefix) && link != ServicesLink }
 
-// serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the
-// node: of kube-proxy in mode ipvs and of kube-router.
+// serviceLinks are the links of kube-proxy in mode ipvs and of kube-router. They have the addresses
+// of Services, so that the node accepts packets to them, and are no way to the node.
 var serviceLinks = []string{"kube-ipvs0", "kube-dummy-if"}
 
-// HasNodeAddresses returns whether addresses of the link are the node's own.
+// HasNodeAddresses reports whether addresses of the link are the node's own.
 func HasNodeAddresses(link string) bool {
 	return !isPodLink(link) && !slices.Contains(serviceLinks, link)
 }
 
-// NodeAddress is an address of the node, and the name of a link that has it.
+// NodeAddress is an address of the node, and the name of a link with it.
 type NodeAddress struct {
 	netip.Addr
 	Link string
 }
 
-// NodeAddresses lists the addresses of the node itself, each once: without the ones of Services, of loopback and of one link alone (IPv6
-// link-local), and without what only pods' links repeat.
+// NodeAddresses lists the addresses of the node itself, each once: without addresses of Services,
+// loopback and IPv6 link-local addresses, and without addresses that exist only on pods' links.
 func NodeAddresses() ([]NodeAddress, error) {
 	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -49,7 +50,7 @@ func NodeAddresses() ([]NodeAddress, error) {
 	for _, a := range found {
 		addr, ok := netip.AddrFromSlice(a.IP)
 		addr = addr.Unmap()
-		// Most of a node with many pods are repetitions: it looks for the links of the others alone.
+		// On a node with many pods most addresses are repetitions: only for others is the link read.
 		if !ok || addr.IsLoopback() || addr.Is6() && addr.IsLinkLocalUnicast() || seen[addr] {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BridgeSetting is a setting of a bridge that is 0 or 1, by its number in linux/if_link.h.
+// BridgeSetting is the number of a boolean setting of a bridge in linux/if_link.h.
 type BridgeSetting uint16
 
 // Settings of bridges by which the packets that they pass on visit the hooks of netfilter,
@@ -32,7 +32,7 @@ func (s BridgeSetting) String() string {
 	}
 }
 
-// GetBridge reads a setting. known is false where the kernel has no such setting.
+// GetBridge reads a setting. known is false if the kernel has no such setting.
 func GetBridge(bridge netlink.Link, setting BridgeSetting) (on, known bool, err error) {
 	name := bridge.Attrs().Name
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK)

@@ -13,10 +13,10 @@ import (
 // Devconf are settings of net.ipv4.conf.<link>.
 type Devconf map[Setting]uint32
 
-// Setting is one of net.ipv4.conf, by its number in linux/ip.h.
+// Setting is the number of a setting of net.ipv4.conf in linux/ip.h.
 type Setting int
 
-// The settings of net.ipv4.conf that Berth changes, named as there.
+// The settings of net.ipv4.conf that Berth changes, with their names there.
 const (
 	Forwarding    Setting = 1
 	RPFilter      Setting = 8
@@ -26,7 +26,7 @@ const (
 	RouteLocalnet Setting = 26
 )
 
-// SetIPv4 sets them through netlink, which needs CAP_NET_ADMIN. The files would need a
+// SetIPv4 makes the settings through netlink, which needs CAP_NET_ADMIN. The files would need a
 // writable /proc/sys.
 func SetIPv4(link netlink.Link, settings Devconf) error {
 	const iflaInetConf = 1 // linux/if_link.h

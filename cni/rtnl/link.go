@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LinkNotFound returns whether a search failed because there is no such link.
+// LinkNotFound reports whether a search failed because there is no such link.
 func LinkNotFound(err error) bool {
 	var notFound netlink.LinkNotFoundError
 	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
 }
 
-// LinkOrNil returns nil where the link does not exist.
+// LinkOrNil returns nil if the link does not exist.
 func LinkOrNil(name string) (netlink.Link, error) {
 	link, err := netlinksafe.LinkByName(name)
 	if LinkNotFound(err) {
@@ -31,10 +31,11 @@ func LinkOrNil(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// LinkWith returns the link that has an address of the node, nil where none has it. The node also has addresses of local routes. A node
-// link only repeats one, and loses it when no other link has it any more.
+// LinkWith returns the link that has an address of the node, nil if there is none. The node also
+// has addresses of local routes. A pod's link only repeats an address, and loses it when no other
+// link has the address any more.
 func LinkWith(addr netip.Addr) (netlink.Link, error) {
-	// Without a list of all addresses where no link has it.
+	// This saves a list of all addresses if no link has the address.
 	ways, err := netlink.RouteGet(addr.AsSlice())
 	isLocal := slices.ContainsFunc(ways, func(r netlink.Route) bool { return r.Type == unix.RTN_LOCAL })
 	if err != nil && !errors.As(err, new(unix.Errno)) {
@@ -70,10 +71,11 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	return netlink.LinkByIndex(ways[0].LinkIndex)
 }
 
-// HasCarrier returns whether a link had its carrier when it was read: without, it is down or its cable is out.
+// HasCarrier reports whether a link had its carrier when it was read. Without a carrier it is down
+// or its cable is out.
 func HasCarrier(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
 
-// VLANLink returns the link for a VLAN on the parent, nil where there is none.
+// VLANLink returns the link for a VLAN on the parent, nil if there is none.
 func VLANLink(parent netlink.Link, vlan int) (netlink.Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -95,11 +97,11 @@ func SetUp(link netlink.Link) error {
 	return nil
 }
 
-// WithoutIPv6 keeps a link without the link-local address that it would get when it is up.
+// WithoutIPv6 keeps a link from getting a link-local address when it is set up.
 func WithoutIPv6(link netlink.Link) error {
 	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE of linux/if_link.h
 	err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone)
-	// A kernel without IPv6.
+	// These errors are from a kernel without IPv6.
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("keep link %s without an IPv6 address: %w", link.Attrs().Name, err)
 	}

@@ -14,19 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OfNode is the index that Losses gives for what is no link's.
+// OfNode is the index in Losses for losses that concern no single link.
 const OfNode = 0
 
-// Losses returns a channel that has OfNode after a routing rule of any program, or a route of ours, was
-// deleted, by whomever: systemd-networkd deletes all that it does not know when it starts. It has OfNode, too, after forwarding or
-// answering by proxy was switched off, as sysctl --system does, and the index of a link where it was for one alone. The channel ends with the
-// context, or after missed got an error, also where its elements come faster than they are read.
+// Losses returns a channel that gets OfNode after a routing rule of any program, or a route of
+// ours, was deleted: for example, systemd-networkd deletes unknown rules and routes when it starts.
+// It also gets OfNode after forwarding or answering by proxy was switched off, as sysctl --system
+// does, or the index of the link if it was switched off for a single link. The channel ends with
+// the context, or after missed got an error, also if its elements come faster than they are read.
 func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 	index := func(m syscall.NetlinkMessage) int {
 		if m.Header.Type != unix.RTM_NEWNETCONF {
 			return OfNode
 		}
-		// Of all links it is -1. The filter has seen that it is there.
+		// The index is -1 for all links. The filter has checked that the message has it.
 		return max(OfNode, int(int32(binary.NativeEndian.Uint32(m.Data[8:]))))
 	}
 	losses, err := subscribe(ctx, missed, lossFilter(), index, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
@@ -36,8 +37,9 @@ func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 	return losses, nil
 }
 
-// Moves returns a channel that has the index of a link after it was told to announce itself to its peers: its bond sends by another port, or its
-// virtual machine has moved, which changes neither carrier nor MAC address. It ends as the one of Losses.
+// Moves returns a channel that gets the index of a link after the kernel told it to announce itself
+// to its peers: its bond sends by another port, or its virtual machine has moved, which changes
+// neither carrier nor MAC address. It ends like the channel of Losses.
 func Moves(ctx context.Context, missed func(error)) (<-chan int, error) {
 	// struct ifinfomsg: family, type, index.
 	index := func(m syscall.NetlinkMessage) int { return int(int32(binary.NativeEndian.Uint32(m.Data[4:]))) }
@@ -48,7 +50,7 @@ func Moves(ctx context.Context, missed func(error)) (<-chan int, error) {
 	return moves, nil
 }
 
-// errBehind is of a reader that is too slow: what it would not be told may be the one loss that counts.
+// errBehind is the error for a reader that is too slow: a dropped event might be important.
 var errBehind = errors.New("events come faster than they are read")
 
 func subscribe(ctx context.Context, missed func(error), program []unix.SockFilter, index func(syscall.NetlinkMessage) int, groups ...uint) (<-chan int, error) {
@@ -87,13 +89,15 @@ const (
 	load32        = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 	load16, load8 = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
 	equal, answer = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-	// atType is where a message has its type, behind its length.
+	// atType is the offset of a message's type, after its length.
 	atType = 4
-	// attributePlace has the kernel load the place of the attribute X behind A, 0 where there is none (SKF_AD_NLATTR of linux/filter.h).
+	// attributePlace makes the kernel load the offset of the attribute X after A, 0 if there is none
+	// (SKF_AD_NLATTR of linux/filter.h).
 	attributePlace = 0xfffff000 + 12
 )
 
-// number16 and number32 are numbers as filters read them, which take them to be as on the wire: the kernel writes its own order.
+// number16 and number32 convert numbers for filters: filters read network byte order, but the
+// kernel writes its own order.
 func number16(n uint16) uint32 {
 	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }
@@ -101,7 +105,8 @@ func number32(n uint32) uint32 {
 	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, n))
 }
 
-// moveFilter lets links through whose event (IFLA_EVENT) is that a bond has failed over, or that peers are notified.
+// moveFilter passes messages about links whose event (IFLA_EVENT) is a failover of a bond, or a
+// notification of peers.
 func moveFilter() []unix.SockFilter {
 	const atAttributes, bondFailover, notifyPeers = 16 + unix.SizeofIfInfomsg, 3, 4
 	return []unix.SockFilter{
@@ -120,10 +125,11 @@ func moveFilter() []unix.SockFilter {
 	}
 }
 
-// lossFilter lets the deletions through that Losses tells of. A routing daemon may change many thousand other routes
-// at once. Each message of the kernel has one change: a header of 16 bytes (type at 4), and for routes struct rtmsg
-// (protocol at 5). For settings it has struct netconfmsg, of 4 bytes, and attributes of 8: the link's index, and a setting, or the first one of a
-// new link.
+// lossFilter passes the deletions for Losses, because a routing daemon may change many thousand
+// other routes at once. Each message of the kernel has one change: a header of 16 bytes (type at
+// 4), and for routes struct rtmsg (protocol at 5). For settings it has struct netconfmsg, of 4
+// bytes, and attributes of 8 bytes: the link's index, and a setting, or the first setting of a new
+// link.
 func lossFilter() []unix.SockFilter {
 	const atProtocol, atSetting = 16 + 5, 16 + 4 + 8 + 4
 	return []unix.SockFilter{

@@ -18,8 +18,9 @@ func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
 	return netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
 }
 
-// DropQueued drops the packets that wait for the link-layer addresses of neighbours: they have passed
-// all hooks but postrouting already. Neighbours whose link-layer address is known have none.
+// DropQueued drops the packets that wait for the link-layer addresses of neighbours: they have
+// already passed all hooks except postrouting. No packets wait for a neighbour with a known
+// link-layer address.
 func DropQueued(addresses []netip.Addr) error {
 	var errs []error
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNetNS is returned where a container's network namespace cannot be opened.
+// ErrNetNS is returned if a container's network namespace cannot be opened.
 var ErrNetNS = errors.New("network namespace not accessible")
 
 // GetNS opens the network namespace at a path.
@@ -24,7 +24,7 @@ func GetNS(path string) (ns.NetNS, error) {
 	return netns, nil
 }
 
-// FindNS opens a container's namespace; it returns nil where the path leads to none.
+// FindNS opens a container's namespace; it returns nil if there is no namespace at the path.
 func FindNS(path string) (ns.NetNS, error) {
 	if path == "" {
 		return nil, nil
@@ -48,8 +48,8 @@ func InNetNS(path string, do func() error) error {
 	return netns.Do(func(ns.NetNS) error { return do() })
 }
 
-// LinksIn lists the links in a namespace that the kernel knows by a number (nsid), whether or not a
-// path leads there: the namespace of a pair's other end, for instance.
+// LinksIn lists the links in a namespace with a number (nsid), for example of a pair's other end.
+// The namespace need not have a path.
 func LinksIn(nsid int) ([]netlink.Link, error) {
 	messages, err := Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)

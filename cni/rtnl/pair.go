@@ -15,15 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NameOf returns the name of a link of the node for a container's interface, with a prefix. It may never change: by it a new version finds
-// the links of an old one.
+// NameOf returns the name of a link of the node for a container's interface, with a prefix. It must
+// never change: by it a new version finds the links of an old version.
 func NameOf(prefix, containerID, ifName string) string {
 	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
 	return prefix + hex.EncodeToString(sum[:])[:unix.IFNAMSIZ-1-len(prefix)]
 }
 
-// MACOf returns a MAC address that follows from a text. Each link gets one when it is made: udev may change a MAC of the kernel's choice
-// after others have learned it. Callers have a second byte of their own, which differs from that of pods.
+// MACOf returns a MAC address that follows from a text. Each link gets such a MAC when it is made,
+// because udev may change a MAC of the kernel's choice after others have learned it. Each caller
+// has its own second byte, which differs from the byte for pods.
 func MACOf(second byte, text string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(text))
 	return append(net.HardwareAddr{0x0a, second}, sum[:4]...)
@@ -31,7 +32,7 @@ func MACOf(second byte, text string) net.HardwareAddr {
 
 // Pair is a veth pair with one end on the node and the other in a container's namespace.
 type Pair struct {
-	// Host names the node's end, Inside the container's.
+	// Host is the name of the node's end, Inside of the container's end.
 	Host, Inside       string
 	HostMAC, InsideMAC net.HardwareAddr
 	// KeepMAC keeps a pair whose container's end has another MAC address than InsideMAC.
@@ -72,12 +73,12 @@ func (p Pair) Ensure(netns ns.NetNS) (netlink.Link, error) {
 	return host, nil
 }
 
-// IsPair returns whether two links of different namespaces are the ends of one veth pair.
+// IsPair reports whether two links of different namespaces are the ends of a veth pair.
 func IsPair(a, b netlink.Link) bool {
 	return a.Type() == "veth" && b.Type() == "veth" && a.Attrs().ParentIndex == b.Attrs().Index && b.Attrs().ParentIndex == a.Attrs().Index
 }
 
-// LinkInside returns a link of a namespace, nil where it does not exist.
+// LinkInside returns a link of a namespace, nil if it does not exist.
 func LinkInside(netns ns.NetNS, name string) (link netlink.Link, err error) {
 	err = netns.Do(func(ns.NetNS) (err error) {
 		link, err = LinkOrNil(name)

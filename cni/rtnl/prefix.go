@@ -26,7 +26,7 @@ func LinkScope(family int) netlink.Scope {
 	return netlink.SCOPE_UNIVERSE
 }
 
-// SinglePrefix returns the prefix that has the address alone.
+// SinglePrefix returns the prefix with only the address.
 func SinglePrefix(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
 // AnyPrefix returns the prefix of all addresses of addr's family.
@@ -42,7 +42,7 @@ func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// PrefixOf converts back, and nil to the zero Prefix.
+// PrefixOf is the reverse of IPNet. It converts nil to the zero Prefix.
 func PrefixOf(n *net.IPNet) netip.Prefix {
 	if n == nil {
 		return netip.Prefix{}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol is on every route, rule and proxy neighbour of Berth on a node. It may never
-// change: by it a new version finds the state of an old one.
+// Protocol is on every route, rule and proxy neighbour of Berth on a node. It must never change: by
+// it a new version finds the state of an old version.
 const Protocol = 98
 
 // NewRule returns a rule with our mark for all packets.
@@ -36,7 +36,7 @@ func Rules(family int) ([]netlink.Rule, error) {
 	return all, nil
 }
 
-// SameRule compares a rule with one of the kernel.
+// SameRule compares a rule with a rule of the kernel.
 func SameRule(a, b netlink.Rule) bool {
 	maskOf := func(r netlink.Rule) uint32 {
 		if r.Mask == nil {
@@ -48,7 +48,7 @@ func SameRule(a, b netlink.Rule) bool {
 		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && PrefixOf(a.Src) == PrefixOf(b.Src) && PrefixOf(a.Dst) == PrefixOf(b.Dst)
 }
 
-// AddRule adds a rule that may be there: the kernel has no replace for rules.
+// AddRule adds a rule that may exist already: the kernel cannot replace rules.
 func AddRule(rule netlink.Rule) error {
 	if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add rule %q: %w", rule.String(), err)

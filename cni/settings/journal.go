@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package settings remembers kernel settings as they were before Berth changed them, so
-// that they can be put back when Berth leaves the node. It never changes one before.
+// Package settings remembers the original kernel settings before Berth changes them, so that they
+// can be restored when Berth leaves the node. Only then it changes settings.
 package settings
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/berth-dev/berth/cni/leftover"
 )
 
-// BootID returns the boot ID of the node's kernel. After another start the kernel has neither the settings
-// nor the links of before.
+// BootID returns the boot ID of the node's kernel. After another start the kernel has neither the
+// earlier settings nor the earlier links.
 func BootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -51,7 +51,7 @@ type change struct {
 	Is  string `json:"is"`
 }
 
-// FileBeside returns the path of the agent's journal, which is beside its state file.
+// FileBeside returns the path of the agent's journal, in the folder of its state file.
 func FileBeside(stateFile string) string {
 	return filepath.Join(filepath.Dir(stateFile), "settings.json")
 }
@@ -60,13 +60,13 @@ func FileBeside(stateFile string) string {
 // the node's /proc/sys.
 func NewJournal(path, root string) *Journal { return &Journal{path: path, root: root} }
 
-// errDamaged is returned by load for a file that has no settings.
+// errDamaged is returned by load for a damaged file.
 var errDamaged = errors.New("damaged")
 
-// Keep remembers a setting that its caller is about to change to value: key is its path
-// below /proc/sys. It returns when the file has the setting. It does nothing where the
-// setting has the value already, was remembered before, or does not exist. It replaces a
-// damaged file: pods must not wait for it.
+// Keep remembers a setting that its caller is about to change to value: key is its path below
+// /proc/sys. It returns when the file has the setting. It does nothing if the setting has the value
+// already, was remembered before, or does not exist. It replaces a damaged file, because pods must
+// not wait for its repair.
 func (j *Journal) Keep(key, value string) error {
 	if j == nil {
 		return nil
@@ -81,8 +81,8 @@ func (j *Journal) Keep(key, value string) error {
 	return j.KeepWas(key, was, value)
 }
 
-// KeepWas is Keep for a setting that its caller reads and changes in another way than by its
-// file, which need not be there: was is its value before.
+// KeepWas is Keep for a setting that its caller does not read and change by its file, which need
+// not exist: was is the value before.
 func (j *Journal) KeepWas(key, was, value string) error {
 	if j == nil {
 		return nil
@@ -104,8 +104,8 @@ func (j *Journal) KeepWas(key, was, value string) error {
 	return nil
 }
 
-// Leftovers lists the settings that are still as Berth changed them. Removing one puts
-// it back. A setting that somebody changed meanwhile stays.
+// Leftovers lists the settings that still have Berth's value. Remove restores the original value. A
+// setting that somebody changed meanwhile stays.
 func (j *Journal) Leftovers() ([]leftover.Item, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -165,7 +165,7 @@ func (j *Journal) load() (*content, error) {
 	return j.read, nil
 }
 
-// write replaces the file at once: a process that is killed leaves the old or the new one.
+// write replaces the file atomically: a killed process leaves the old or the new file.
 func (j *Journal) write(c *content) error {
 	raw, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {

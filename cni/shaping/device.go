@@ -19,16 +19,14 @@ import (
 const (
 	// rootMajor is the major number of the handles of the HTB and its classes.
 	rootMajor = 1
-	// quantum is how many bytes a class may send in its turn: about as much as a pod hands the
-	// kernel at a time.
+	// quantum is how many bytes a class may send in its turn: about as much as a pod sends at a time.
 	quantum = 60_000
-	// queueLength of a device. With 0, which an ifb gets from netlink, HTB would drop
-	// every packet.
+	// queueLength is the queue length of a device. With 0, which an ifb gets from netlink, HTB would
+	// drop every packet.
 	queueLength = 1000
 )
 
-// applyDevice makes the device and its queues. With prune it removes classes that are not
-// members'.
+// applyDevice makes the device and its queues. With prune it removes classes that no member has.
 func applyDevice(link netlink.Link, d device, prune bool) (netlink.Link, error) {
 	link, err := applyLink(link, d.name)
 	if err != nil {
@@ -116,7 +114,7 @@ func applyRoot(link netlink.Link) error {
 	return nil
 }
 
-// htbClass is the class as the kernel gets and reports it.
+// htbClass returns the class in the kernel's form.
 func (c class) htbClass(link netlink.Link) *netlink.HtbClass {
 	attrs := netlink.ClassAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(rootMajor, c.minor), Parent: netlink.HANDLE_ROOT}
 	if c.parent != 0 {
@@ -180,7 +178,7 @@ func isSame(have, want *netlink.HtbClass) bool {
 	return have.Rate == want.Rate && have.Ceil == want.Ceil && near(have.Buffer, want.Buffer) && near(have.Cbuffer, want.Cbuffer)
 }
 
-// pruneClasses removes the classes that are not wanted; no filter may lead to them.
+// pruneClasses removes unwanted classes, to which no filter may lead.
 func pruneClasses(link netlink.Link, wanted []class) error {
 	have, err := classesOf(link)
 	if err != nil {
@@ -197,6 +195,6 @@ func pruneClasses(link netlink.Link, wanted []class) error {
 	return nil
 }
 
-// isGone returns whether a removal failed because its object, or the queue or class that it
-// belongs to, does not exist: of these the kernel says that the request is invalid.
+// isGone reports whether a removal failed because its object, or its queue or class, does not
+// exist: for a missing queue or class the kernel returns EINVAL.
 func isGone(err error) bool { return rtnl.IsGone(err) || errors.Is(err, unix.EINVAL) }

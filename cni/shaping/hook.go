@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstPriority is the priority of the first of our four filters. It may never change: by it a new
-// version finds the filters of an old one. They come after all others, also after filters whose
-// priority the kernel chooses.
+// firstPriority is the priority of the first of our four filters. It must never change: by it a new
+// version finds the filters of an old version. Our filters come after all others, also after
+// filters whose priority the kernel chooses.
 const firstPriority = 0xc098
 
-// protocols that are limited. ARP is not: a full queue must not make neighbours forget the
-// pod.
+// protocols are the limited protocols. ARP is not limited, because a full queue must not make
+// neighbours forget the pod.
 var protocols = [...]uint16{unix.ETH_P_IP, unix.ETH_P_IPV6}
 
-// priority of our filter. It differs between the directions, because the kernel reports
-// filters of kind u32 with the same priority for both.
+// priority returns the priority of our filter. It differs by direction, because the kernel lists
+// filters of kind u32 with the same priority for both directions.
 func (d direction) priority(protocol uint16) uint16 {
 	priority := uint16(firstPriority)
 	if d == egress {
@@ -33,7 +33,8 @@ func (d direction) priority(protocol uint16) uint16 {
 	return priority
 }
 
-// parent of the filters: packets to the pod leave the node's end of its interface.
+// parent returns the parent of the filters: packets to the pod leave the node's end of its
+// interface.
 func (d direction) parent() uint32 {
 	if d == ingress {
 		return netlink.HANDLE_MIN_EGRESS
@@ -48,8 +49,7 @@ func (d direction) String() string {
 	return "egress"
 }
 
-// Kinds of hooks. ingressHook is of packets that the node's end of the interface receives
-// alone.
+// Kinds of hooks. ingressHook is only for packets that the node's end of the interface receives.
 const bothHooks, ingressHook = "clsact", "ingress"
 
 func hookOf(qdiscs []netlink.Qdisc) string {
@@ -61,8 +61,8 @@ func hookOf(qdiscs []netlink.Qdisc) string {
 	return ""
 }
 
-// applyHook sends the packets of one direction through the device with the index to, or
-// through none where it is 0.
+// applyHook sends the packets of one direction through the device with the index to, or through
+// none if to is 0.
 func applyHook(link netlink.Link, qdiscs map[int][]netlink.Qdisc, d direction, to int) error {
 	index, name := link.Attrs().Index, link.Attrs().Name
 	switch kind := hookOf(qdiscs[index]); {
@@ -115,7 +115,7 @@ func applyFilters(link netlink.Link, filters []netlink.Filter, d direction, to i
 		if right[protocol] {
 			continue
 		}
-		// With actions besides RedirIndex the filter would redirect twice.
+		// With additional actions to RedirIndex the filter would redirect twice.
 		filter := &netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: link.Attrs().Index, Parent: d.parent(), Priority: d.priority(protocol), Protocol: protocol},
 			RedirIndex:  to,
@@ -127,8 +127,8 @@ func applyFilters(link netlink.Link, filters []netlink.Filter, d direction, to i
 	return conflict
 }
 
-// ourFilter returns whether a filter is ours, and the index of the link that it leads to, 0
-// where that is gone.
+// ourFilter reports whether a filter is ours, and returns the index of its target link, 0 if this
+// link is gone.
 func ourFilter(f netlink.Filter, d direction) (leads int, ours bool) {
 	u32, ok := f.(*netlink.U32)
 	if !ok || f.Attrs().Priority != d.priority(f.Attrs().Protocol) {

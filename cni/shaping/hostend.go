@@ -15,8 +15,8 @@ import (
 // the node.
 var ErrNoHostEnd = errors.New("the interface has no end on the node")
 
-// HostEnd returns the name of the node's end of a container's interface, which the kernel
-// knows. netns is the path of the container's network namespace.
+// HostEnd asks the kernel for the name of the node's end of a container's interface. netns is the
+// path of the container's network namespace.
 func (s *Shaper) HostEnd(netns, ifName string) (string, error) {
 	container, err := rtnl.GetNS(netns)
 	if err != nil {
@@ -35,7 +35,7 @@ func (s *Shaper) HostEnd(netns, ifName string) (string, error) {
 	}
 	outside, err := netlink.LinkByIndex(inside.Attrs().ParentIndex)
 	if err != nil || !rtnl.IsPair(inside, outside) {
-		// Each namespace has its own indexes, and the other end may be in a third one.
+		// Each namespace has its own indexes, and the other end may be in a third namespace.
 		return "", fmt.Errorf("%w: the other end of %s is elsewhere", ErrNoHostEnd, ifName)
 	}
 	return outside.Attrs().Name, nil

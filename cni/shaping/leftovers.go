@@ -14,10 +14,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Leftovers lists the filters on the links of pods and the devices. They must be removed in
-// this order, and before any other package removes links: while a filter leads to a device
-// that is gone, the kernel drops the packets. The nftables table is among the leftovers of
-// package netfilter.
+// Leftovers lists the filters on the links of pods and the devices. They must be removed in this
+// order, and before any other package removes links: while a filter leads to a missing device, the
+// kernel drops the packets. Package netfilter lists the nftables table.
 func Leftovers() ([]leftover.Item, error) {
 	links, qdiscs, err := linksAndQdiscs()
 	if err != nil {
@@ -41,7 +40,7 @@ func Leftovers() ([]leftover.Item, error) {
 	return append(filters, devices...), nil
 }
 
-// hasFilters returns whether a link has a filter of ours.
+// hasFilters reports whether a link has a filter of ours.
 func hasFilters(link netlink.Link, qdiscs map[int][]netlink.Qdisc) (bool, error) {
 	for _, d := range directionsOf(link, qdiscs) {
 		filters, err := netlinksafe.FilterList(link, d.parent())
@@ -67,8 +66,8 @@ func directionsOf(link netlink.Link, qdiscs map[int][]netlink.Qdisc) []direction
 	}
 }
 
-// unhook removes our filters from a link, and the hook if it has no others: then it is
-// ours, or as good as none.
+// unhook removes our filters from a link. It also removes the hook if no other filters are left:
+// then the hook is ours or has no effect.
 func unhook(link netlink.Link, qdiscs map[int][]netlink.Qdisc) error {
 	others := 0
 	for _, d := range directionsOf(link, qdiscs) {

@@ -18,8 +18,8 @@ const TableName = "berth-profiles"
 
 var marksTable = &nftables.Table{Family: nftables.INet, Name: TableName}
 
-// applyMarks makes the table that marks has, in one transaction, or removes it where there
-// is nothing to mark. Without prune, addresses of others than pods keep their DSCP.
+// applyMarks makes the table of marks in one transaction, or removes it if there are no marks.
+// Without prune, addresses that belong to none of pods keep their DSCP.
 func applyMarks(marks map[netip.Addr]uint8, pods []Pod, prune bool) error {
 	wanted := maps.Clone(marks)
 	if !prune {
@@ -69,7 +69,7 @@ func tableOfMarks(marks map[netip.Addr]uint8) *nftables.Table {
 	return &t
 }
 
-// readMarks returns the marks of the table that the kernel has.
+// readMarks returns the marks of the kernel's table.
 func readMarks() (map[netip.Addr]uint8, error) {
 	have, err := marksTable.Contents()
 	if err != nil {

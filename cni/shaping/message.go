@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// The messages that package netlink does not know: a queue with a limit in bytes, and a
-// filter by the interface that a packet came from.
+// The messages that package netlink does not have: a queue with a limit in bytes, and a filter by
+// the interface from which a packet came.
 
 // queueKind is the kind of a class's queue: first in, first out, with a limit in bytes.
 const queueKind = "bfifo"
@@ -51,8 +51,7 @@ func classifierMessage(link netlink.Link, handle uint32) *nl.TcMsg {
 	}
 }
 
-// applyClassifiers makes the filters that lead from links to classes, and with prune
-// removes others.
+// applyClassifiers makes the filters from links to classes, and with prune removes all others.
 func applyClassifiers(link netlink.Link, have []classifier, of map[string]uint16, prune bool) error {
 	right := map[string]bool{}
 	for _, f := range have {
@@ -89,7 +88,7 @@ func applyClassifiers(link netlink.Link, have []classifier, of map[string]uint16
 	return nil
 }
 
-// listClassifiers lists the filters of a device. The link of one that is gone is empty.
+// listClassifiers lists the filters of a device. The name of a link that is gone is empty.
 func listClassifiers(link netlink.Link) ([]classifier, error) {
 	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETTFILTER, unix.NLM_F_DUMP)
@@ -120,7 +119,7 @@ func listClassifiers(link netlink.Link) ([]classifier, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read its filters: %w", err)
 		}
-		// Hash tables are reported as filters without a class.
+		// The kernel lists hash tables as filters without a class.
 		if f.minor != 0 {
 			all = append(all, f)
 		}

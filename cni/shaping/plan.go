@@ -26,20 +26,20 @@ const (
 	MinRate = 1_000
 	// MaxRate is the greatest rate.
 	MaxRate = 1_000_000_000_000_000
-	// MaxBurst in bytes: the kernel counts no further.
+	// MaxBurst is the kernel's maximum, in bytes.
 	MaxBurst = 1<<32 - 1
 	// MaxDSCP is the greatest code point (RFC 2474).
 	MaxDSCP = 63
 )
 
 const (
-	// burstParts is the part of a second that a default burst takes at the rate.
+	// 1/burstParts of a second is the duration of a default burst at the rate.
 	burstParts = 20
-	// minBurst in bytes: a pod hands the kernel up to 64 KiB at a time.
+	// minBurst is in bytes: a pod sends up to 64 KiB at a time.
 	minBurst = 64 << 10
-	// queueParts is the part of a second that the packets of a full queue take.
+	// 1/queueParts of a second is the time that a full queue takes.
 	queueParts = 10
-	// minQueue and maxQueue in bytes.
+	// minQueue and maxQueue are in bytes.
 	minQueue, maxQueue = 128 << 10, 64 << 20
 	// longestBurst limits the burst, in seconds at the rate: the kernel counts time in
 	// 32 bits of 64 ns.
@@ -48,7 +48,7 @@ const (
 
 func (l Limit) limited() bool { return l.Rate > 0 }
 
-// burst returns the burst in bytes that the kernel gets.
+// burst returns the burst for the kernel, in bytes.
 func (l Limit) burst() uint32 {
 	perSecond := max(l.Rate/8, 1)
 	burst := l.Burst
@@ -72,7 +72,7 @@ func Lower(x, y Limit) Limit {
 	return x
 }
 
-// Group is pods that share limits.
+// Group is a group of pods that share limits.
 type Group struct {
 	Name            string
 	Ingress, Egress Limit
@@ -103,9 +103,8 @@ const (
 	egress  direction = 'e'
 )
 
-// DevicePrefix begins the names of all devices. It may never change: by it a new version
-// finds the devices of an old one. No veth of Berth's has such a name, because '-' is no
-// hexadecimal digit.
+// DevicePrefix begins the names of all devices. It must never change: by it a new version finds the
+// devices of an old version. No veth of Berth has such a name, because '-' is no hexadecimal digit.
 const DevicePrefix = "bth-"
 
 func deviceName(d direction, kind, id string) string {
@@ -113,24 +112,24 @@ func deviceName(d direction, kind, id string) string {
 	return DevicePrefix + string(d) + hex.EncodeToString(sum[:5])
 }
 
-// device is an ifb link and the limit of all that passes it.
+// device is an ifb link and the limit of all packets that pass it.
 type device struct {
 	name  string
 	limit Limit
-	// members share the limit. A device with shared false has one.
+	// members share the limit. A device that is not shared has a single member.
 	shared  bool
 	members []member
 }
 
-// member is a pod on a device; its limit may be none.
+// member is a pod on a device, with or without a limit of its own.
 type member struct {
 	pod   string
 	limit Limit
 	links []string
 }
 
-// hook sends the packets of one direction of a link through a device; through none where
-// device is empty.
+// hook sends the packets of one direction of a link through a device, or through none if device is
+// empty.
 type hook struct {
 	link      string
 	direction direction
@@ -179,8 +178,8 @@ func planOf(pods []Pod) plan {
 	return p
 }
 
-// join makes the pod a member of the device of its group, or of a device of its own, and
-// returns the device's name; none where neither has a limit.
+// join makes the pod a member of the device of its group, or of a device of its own, and returns
+// the device's name. The name is empty if neither has a limit.
 func join(devices map[string]*device, d direction, pod Pod, group string, own, shared Limit) string {
 	var dev device
 	switch {
@@ -209,17 +208,16 @@ type class struct {
 }
 
 const (
-	// minorShared is the class of a shared device's whole limit, and minorDefault that
-	// of packets that no filter matches: on a device of one pod, of all.
+	// minorShared is the class of a shared device's whole limit. minorDefault is the class of packets
+	// that no filter matches: on a device of a single pod, of all packets.
 	minorShared, minorDefault, minorFirst = 1, 2, 3
-	// guaranteedParts: a pod's class has this part of the shared rate without borrowing. HTB needs
-	// a rate, and the rates of all pods should not exceed the shared.
+	// A pod's class has 1/guaranteedParts of the shared rate without borrowing. HTB needs a rate, and
+	// the rates of all pods should not exceed the shared rate.
 	guaranteedParts = 1024
 )
 
-// classes returns the device's classes, and the class of each link. have is the class of
-// each link in the kernel, which stays. Classes of links that are not the members' are not
-// given to others.
+// classes returns the device's classes, and the class of each link. have is the class of each link
+// in the kernel, which stays. Classes of links of no member are not reused.
 func (d *device) classes(have map[string]uint16) ([]class, map[string]uint16) {
 	if !d.shared {
 		return []class{{minor: minorDefault, rate: d.limit.Rate, ceil: d.limit, leaf: true}}, nil

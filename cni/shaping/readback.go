@@ -17,13 +17,12 @@ type Found struct {
 	Direction string
 	// Device is the link that the packets pass.
 	Device string
-	// Rate limits the pod, and Shared all members of its group together, in bits per second; 0
-	// without a group.
+	// Rate limits the pod, Shared limits all members of its group together, in bits per second. Shared
+	// is 0 without a group.
 	Rate, Shared uint64
 }
 
-// Find lists the limits that the kernel has for the named links. Links that are missing have
-// none.
+// Find lists the kernel's limits of the named links. Missing links have no limits.
 func (s *Shaper) Find(names []string) ([]Found, error) {
 	links, qdiscs, err := linksAndQdiscs()
 	if err != nil {
@@ -54,7 +53,7 @@ func (s *Shaper) Find(names []string) ([]Found, error) {
 	return all, nil
 }
 
-// deviceOf returns the device that packets of the direction pass, nil where there is none.
+// deviceOf returns the device that packets of the direction pass, nil if there is none.
 func deviceOf(link netlink.Link, links map[string]netlink.Link, d direction) (netlink.Link, error) {
 	filters, err := netlinksafe.FilterList(link, d.parent())
 	if isGone(err) {

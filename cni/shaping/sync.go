@@ -15,8 +15,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrConflict is returned where another program's traffic control keeps a limit from being
-// enforced.
+// ErrConflict is returned if another program's traffic control prevents a limit.
 var ErrConflict = errors.New("traffic control of another program is in the way")
 
 // Shaper changes the kernel. Its methods may be called in parallel; they work one after
@@ -25,10 +24,10 @@ type Shaper struct {
 	mu sync.Mutex
 }
 
-// Sync gives pods their limits and DSCPs and takes others from them. With prune it also removes the
-// limits of every other pod; so pods must then be all pods of the node. It is idempotent. The
-// errors are by Pod.ID: a pod that fails delays no other and has no limit that would drop its
-// packets. The last error is about the node.
+// Sync sets the limits and DSCPs of pods and removes their old ones. With prune it also removes the
+// limits of every other pod; then pods must be all pods of the node. It is idempotent. The errors
+// are by Pod.ID: a failing pod delays no other pod, and gets no limit that would drop its packets.
+// The last error is about the node.
 func (s *Shaper) Sync(pods []Pod, prune bool) (map[string]error, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +109,7 @@ func sweepDevices(links map[string]netlink.Link, wanted []device) error {
 	return errors.Join(errs...)
 }
 
-// IsDevice returns whether a link is a device of this package.
+// IsDevice reports whether a link is a device of this package.
 func IsDevice(link netlink.Link) bool {
 	return link.Type() == "ifb" && strings.HasPrefix(link.Attrs().Name, DevicePrefix)
 }
@@ -127,7 +126,7 @@ func linksByName() (map[string]netlink.Link, error) {
 	return byName, nil
 }
 
-// linksAndQdiscs lists both.
+// linksAndQdiscs lists the links by name and the queues by link index.
 func linksAndQdiscs() (map[string]netlink.Link, map[int][]netlink.Qdisc, error) {
 	links, err := linksByName()
 	if err != nil {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-cni is the CNI plugin that the container runtime calls. It passes each
-// call to the node agent over the agent's socket and prints the answer. It makes no
-// decision and changes nothing, so an upgrade can replace it at any time.
+// Berth-cni is the CNI plugin that the container runtime calls. It passes each call to the node
+// agent over the agent's socket and prints the response. It makes no decision and changes nothing,
+// so an upgrade can replace it at any time.
 //
-// It runs once for every pod, so it is small: package relay says which imports that forbids. The
-// agent finds the faults of a call, except where no agent can be asked.
+// It runs once for every pod, so it is small: package relay explains the forbidden imports. The
+// agent checks the calls; berth-cni checks only what it needs to reach the agent.
 package main
 
 import (
@@ -84,7 +84,7 @@ func fail(stdout io.Writer, code int, message string) int {
 	return write(stdout, `{"code":`+strconv.Itoa(code)+`,"msg":`+relay.Quote(message)+"}\n", 1)
 }
 
-// write prints text and returns status, or 1 where nobody reads it.
+// write prints text and returns status, or 1 if it cannot be written.
 func write(w io.Writer, text string, status int) int {
 	if _, err := io.WriteString(w, text); err != nil {
 		return 1

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package socket asks the node agent over its unix socket, for plugins that other plugins run.
-// Package relay sends and waits; this one encodes the question and the errors. It makes no decision
-// about a pod.
+// Package socket calls the node agent over its unix socket, for plugins that other plugins run.
+// Package relay sends and waits; this package encodes the request and the errors. It makes no
+// decision about a pod.
 package socket
 
 import (
@@ -34,9 +34,9 @@ func Request(command string, args *skel.CmdArgs) api.Request {
 	}
 }
 
-// Call waits for the agent if it is away for a moment, sends the request and returns the
-// agent's answer. Its errors are CNI errors: the agent's own, or one that makes the runtime
-// try again where no agent answers.
+// Call waits for the agent if it is away for a moment, sends the request and returns the agent's
+// response. Its errors are CNI errors: the agent's own or, if no agent responds, an error that
+// makes the runtime try again.
 func (a Agent) Call(req api.Request) (*api.Response, error) {
 	return a.post(req, relay.Post)
 }
@@ -56,7 +56,8 @@ func (a Agent) post(req api.Request, post func(socket, path, headers string, bod
 	return decode(a.Socket, answer)
 }
 
-// Status sends STATUS. It succeeds, too, while an agent that has served is away (see [relay.PostStatus]).
+// Status sends STATUS. It also succeeds while an agent that has served is away (see
+// [relay.PostStatus]).
 func (a Agent) Status(req api.Request) error {
 	_, err := a.post(req, relay.PostStatus)
 	if errors.Is(err, relay.ErrAway) {
@@ -98,7 +99,7 @@ func decode(socket string, answer relay.Answer) (*api.Response, error) {
 	return &response, nil
 }
 
-// unreachable returns the error for an agent that does not answer. Its code makes the runtime try
+// unreachable returns the error for an agent that does not respond. Its code makes the runtime try
 // again.
 func unreachable(socket string, err error) error {
 	return types.NewError(types.ErrTryAgainLater, relay.Unreachable(socket, err), "")

@@ -11,25 +11,24 @@ import (
 
 // Errors of the choice.
 var (
-	// ErrNoFunction is returned where no virtual function, or not the device that is named, can
-	// be given to a container now. It can when another container has ended, or when the node's
-	// operator has changed something.
+	// ErrNoFunction is returned if no virtual function, or not the named device, is available for a
+	// container now. This may change when another container ends, or after a change by the node's
+	// operator.
 	ErrNoFunction = errors.New("no virtual function is free")
-	// ErrDevice is returned where the device that is named is no virtual function of the
-	// physical ones.
+	// ErrDevice is returned if the named device is no virtual function of the physical functions.
 	ErrDevice = errors.New("no such virtual function")
 )
 
-// function is a virtual function as it is now.
+// function is the present state of a virtual function.
 type function struct {
 	// device is its PCI address.
 	device string
-	// pf is the link of its physical function, and index its number there.
+	// pf is the link of its physical function; index is its number there.
 	pf    string
 	index int
 	// driver is the kernel's driver of the device, empty for none.
 	driver string
-	// link is its link on the node, empty where there is none.
+	// link is its link on the node, empty if there is none.
 	link string
 	// usedFor names the node's use of the link, empty for none.
 	usedFor string
@@ -37,7 +36,7 @@ type function struct {
 	owner string
 }
 
-// obstacle returns why a container cannot have the function, empty where it can.
+// obstacle returns why a container cannot have the function, empty if it can.
 func (f function) obstacle() string {
 	switch {
 	case f.owner != "":
@@ -52,9 +51,9 @@ func (f function) obstacle() string {
 	return ""
 }
 
-// choose returns the function that a container gets: device where that is not empty, else the
-// free one with the lowest number of the physical function with the most free ones, so
-// that the cards share the load.
+// choose returns the function for a container: device if it is not empty. Otherwise it takes the
+// physical function with the most free functions, so that the cards share the load, and its free
+// function with the lowest number.
 func choose(all []function, device string) (function, error) {
 	if device != "" {
 		i := slices.IndexFunc(all, func(f function) bool { return f.device == device })

@@ -16,11 +16,11 @@ import (
 	"github.com/berth-dev/berth/cni/settings"
 )
 
-// claim names the owner of a virtual function, and has its attributes of before.
+// claim names the owner of a virtual function, and has its original attributes.
 type claim struct {
 	BootID string `json:"bootID"`
-	// Device is the function's PCI address, PF the link of its physical function, and Index
-	// its number there.
+	// Device is the function's PCI address, PF the link of its physical function, and Index the
+	// function's number there.
 	Device string `json:"device"`
 	PF     string `json:"pf"`
 	Index  int    `json:"index"`
@@ -32,7 +32,8 @@ type claim struct {
 	Before attributes `json:"before"`
 }
 
-// attributes of a virtual function, of its link and as the physical function says.
+// attributes are the attributes of a virtual function, from its link and from its physical
+// function.
 type attributes struct {
 	Name string `json:"name"`
 	MAC  string `json:"mac"`
@@ -51,7 +52,7 @@ type attributes struct {
 // folder has the claims, as files.
 type folder struct {
 	dir string
-	// bootID is another one after each start of the node.
+	// bootID changes with each start of the node.
 	bootID string
 }
 
@@ -65,8 +66,8 @@ func openFolder(dir string) (*folder, error) {
 	return &folder{dir: dir, bootID: id}, nil
 }
 
-// Files lists the paths that a folder of claims has when no container has a virtual function any
-// more, last the folder: files that killed processes left.
+// Files lists the files of killed processes in a folder of claims, which stay when no container has
+// a virtual function any more, and last the folder.
 func Files(dir string) ([]string, error) {
 	found, err := atomicfile.Unfinished(filepath.Join(dir, "*"+claimSuffix))
 	if err != nil {
@@ -139,7 +140,7 @@ func (b *folder) add(c claim) error {
 	return nil
 }
 
-// remove is idempotent.
+// remove removes a claim. It is idempotent.
 func (b *folder) remove(device string) error {
 	if err := os.Remove(filepath.Join(b.dir, device+claimSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the claim of virtual function %s: %w", device, err)

@@ -25,12 +25,11 @@ import (
 
 // Errors that this package detects.
 var (
-	// ErrPF is returned where a physical function is missing, down, or none.
+	// ErrPF is returned if a physical function is missing or down, or is no physical function.
 	ErrPF = errors.New("physical function unusable")
-	// ErrNotGiven is returned where a container lacks its virtual function or an attribute
-	// of it.
+	// ErrNotGiven is returned if a container lacks its virtual function or an attribute of it.
 	ErrNotGiven = errors.New("virtual function not given")
-	// ErrNotBack is returned where the kernel has not moved a virtual function to the node.
+	// ErrNotBack is returned if the kernel has not moved a virtual function to the node.
 	ErrNotBack = errors.New("virtual function not back")
 )
 
@@ -38,22 +37,23 @@ var (
 // namespace has no path. The kernel clears namespaces one after another.
 const patience = 3 * time.Second
 
-// Functions gives and takes virtual functions in the namespace of its caller's thread, the
-// node's. Its methods are idempotent and safe for concurrent use, except that calls for one
-// owner run one after another. One process at a time uses a folder to change functions: the agent, or the cleanup of its node.
+// Functions gives and takes virtual functions in the namespace of its caller's thread, the node's.
+// Its methods are idempotent and safe for concurrent use, except that calls for one owner run one
+// after another. One process at a time uses a folder to change functions: the agent, or the cleanup
+// of its node.
 type Functions struct {
 	dir string
-	// sysfs and links are the node's, and a test's own.
+	// sysfs and links are the node's, except in tests.
 	sysfs string
 	links func() ([]netlink.Link, error)
 
-	// mu makes choices one after another.
+	// mu serializes choices.
 	mu sync.Mutex
 	// held has a lock for each device whose claim was held, by its PCI address.
 	held sync.Map
 }
 
-// DirBeside returns the folder of the agent's claims, which is beside its state file.
+// DirBeside returns the folder of the agent's claims, in the folder of its state file.
 func DirBeside(stateFile string) string { return filepath.Join(filepath.Dir(stateFile), "sriov") }
 
 // New returns Functions that keep their claims in the folder dir, which need not exist.
@@ -61,10 +61,10 @@ func New(dir string) *Functions {
 	return &Functions{dir: dir, sysfs: "/sys", links: netlinksafe.LinkList}
 }
 
-// Wish describes the function that a container is to get.
+// Wish describes the function for a container.
 type Wish struct {
-	// Owner is the container's node link, and IfName the name of the function in the
-	// container; together they are the container's name for it.
+	// Owner is the container's node link, and IfName the name of the function in the container.
+	// Together they identify the interface.
 	Owner, IfName string
 	// NetNS is the path of the container's namespace.
 	NetNS string
@@ -175,8 +175,9 @@ func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
 	}
 }
 
-// hold returns the claim of a device, and keeps other callers from holding it until the caller calls release. ok is false where
-// the device has no claim. It blocks while another caller holds the claim.
+// hold returns the claim of a device, and keeps other callers from holding it until the caller
+// calls release. ok is false if the device has no claim. It blocks while another caller holds the
+// claim.
 func (f *Functions) hold(b *folder, device string) (c claim, release func(), ok bool, err error) {
 	one, _ := f.held.LoadOrStore(device, &sync.Mutex{})
 	lock, _ := one.(*sync.Mutex)
@@ -191,10 +192,10 @@ func (f *Functions) hold(b *folder, device string) (c claim, release func(), ok 
 	return claim{}, nil, false, err
 }
 
-// isOf returns whether a claim belongs to the wish's container and interface.
+// isOf reports whether a claim belongs to the wish's container and interface.
 func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.IfName }
 
-// claimDevice returns the device that the wish's owner has claimed, or claims one.
+// claimDevice returns the device that the wish's owner has claimed, or claims a device.
 func (f *Functions) claimDevice(b *folder, w Wish) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -229,8 +230,8 @@ func (f *Functions) claimDevice(b *folder, w Wish) (string, error) {
 	return c.Device, b.add(c)
 }
 
-// Check returns ErrNotGiven where the container lacks its function or an attribute of it. It
-// looks for the link only where the namespace can be entered.
+// Check returns ErrNotGiven if the container lacks its function or an attribute of it. It looks for
+// the link only if the namespace can be entered.
 func (f *Functions) Check(w Wish) error {
 	b, err := openFolder(f.dir)
 	if err != nil {
@@ -266,8 +267,8 @@ func (f *Functions) Check(w Wish) error {
 	})
 }
 
-// Close makes the card carry nothing of the container's function, as far as its driver can, until Open or Take. The
-// container keeps the function. It does nothing where the container has none.
+// Close makes the card drop all frames of the container's function, as far as its driver can, until
+// Open or Take. The container keeps the function. Without a function it does nothing.
 func (f *Functions) Close(w Wish) error {
 	return f.withClaim(w, func(c claim, pf netlink.Link, info netlink.VfInfo) error {
 		err := netlink.LinkSetVfState(pf, info.ID, netlink.VF_LINK_STATE_DISABLE)
@@ -294,7 +295,7 @@ func (f *Functions) Open(w Wish) error {
 	})
 }
 
-// IsClosed returns whether the container's function is closed.
+// IsClosed reports whether the container's function is closed.
 func (f *Functions) IsClosed(w Wish) (closed bool, err error) {
 	err = f.withClaim(w, func(_ claim, _ netlink.Link, info netlink.VfInfo) error {
 		closed = w.isClosed(info)
@@ -307,7 +308,7 @@ func (w Wish) isClosed(info netlink.VfInfo) bool {
 	return info.LinkState == netlink.VF_LINK_STATE_DISABLE || !bytes.Equal(info.Mac, w.MAC)
 }
 
-// withClaim calls do with the claim of the wish's owner, and does nothing where there is none.
+// withClaim calls do with the claim of the wish's owner, if there is one.
 func (f *Functions) withClaim(w Wish, do func(c claim, pf netlink.Link, info netlink.VfInfo) error) error {
 	b, err := openFolder(f.dir)
 	if err != nil {
@@ -333,14 +334,14 @@ func (f *Functions) withClaim(w Wish, do func(c claim, pf netlink.Link, info net
 	return do(c, pf, info)
 }
 
-// Give takes the functions of an owner back to the node, as they were before. It shuts them
-// off first, so that the container is silent at once. It returns ErrNotBack where a function is
-// in a namespace that cannot be entered and does not end: a later call goes on.
+// Give takes the functions of an owner back to the node, with their original attributes. It shuts
+// them off first, so that the container is silent at once. It returns ErrNotBack if a function is
+// in a namespace that cannot be entered and does not end: a later call continues.
 func (f *Functions) Give(owner string) error {
 	return f.giveBack(func(c claim) bool { return c.Owner == owner })
 }
 
-// GiveLoose does so for the functions whose owners do not exist.
+// GiveLoose is Give for all functions whose owners do not exist.
 func (f *Functions) GiveLoose(exists func(owner string) bool) error {
 	return f.giveBack(func(c claim) bool { return !exists(c.Owner) })
 }
@@ -383,7 +384,7 @@ func (f *Functions) Leftovers(exists func(owner string) bool) ([]leftover.Item, 
 	return items, err
 }
 
-// give takes the function of a claim back. It does nothing where the claim is gone.
+// give takes the function of a claim back. It does nothing if the claim is gone.
 func (f *Functions) give(b *folder, listed claim) error {
 	c, release, ok, err := f.hold(b, listed.Device)
 	if err != nil || !ok {
@@ -435,7 +436,7 @@ func (f *Functions) give(b *folder, listed claim) error {
 	return b.remove(c.Device)
 }
 
-// pfOf finds the physical function of a claim, and its data of the virtual one.
+// pfOf finds the physical function of a claim, and its data about the virtual function.
 func pfOf(c claim) (netlink.Link, netlink.VfInfo, error) {
 	pf, err := rtnl.LinkOrNil(c.PF)
 	if err == nil && pf == nil {

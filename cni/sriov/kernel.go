@@ -19,11 +19,11 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// movedName is the pattern of a link's name after a move: the kernel takes the first free
-// number, so that no name on either side is in the way.
+// movedName is the pattern of a link's name after a move: the kernel takes the first free number,
+// so that names do not clash.
 const movedName = "bthf%d"
 
-// setAdmin sets the attributes of a virtual function on the physical one, where they differ from
+// setAdmin sets the attributes of a virtual function on the physical function, if they differ from
 // want. Not every driver has a link state or trust.
 func setAdmin(pf netlink.Link, info netlink.VfInfo, want attributes) error {
 	have := attributesOf(pf, info)
@@ -63,8 +63,8 @@ func setAdmin(pf netlink.Link, info netlink.VfInfo, want attributes) error {
 	return nil
 }
 
-// shutOff makes the card carry nothing of a container, as far as its driver can: the
-// link is down, and the function has a MAC address that is not the container's.
+// shutOff makes the card drop all frames of a container, as far as its driver can: the link goes
+// down, and the function gets a MAC address other than the container's.
 func shutOff(pf netlink.Link, info netlink.VfInfo, c claim) error {
 	if info.LinkState != netlink.VF_LINK_STATE_DISABLE {
 		if err := netlink.LinkSetVfState(pf, info.ID, netlink.VF_LINK_STATE_DISABLE); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
@@ -81,7 +81,7 @@ func shutOff(pf netlink.Link, info netlink.VfInfo, c claim) error {
 	return nil
 }
 
-// setLink sets a link down, and its MAC address and MTU where they differ.
+// setLink sets a link down, and changes its MAC address and MTU if they differ.
 func setLink(link netlink.Link, mac net.HardwareAddr, mtu int) error {
 	a := link.Attrs()
 	if err := netlink.LinkSetDown(link); err != nil {
@@ -98,8 +98,8 @@ func setLink(link netlink.Link, mac net.HardwareAddr, mtu int) error {
 	return nil
 }
 
-// setMAC gives a link that is down the MAC address that its physical function says. Some
-// drivers refuse it until a reset has told them, which the link's next way down does.
+// setMAC sets the MAC address of a link that is down, as set on its physical function. Some drivers
+// refuse this before a reset, which happens when the link goes down next.
 func setMAC(link netlink.Link, mac net.HardwareAddr) error {
 	now, err := netlink.LinkByIndex(link.Attrs().Index)
 	if err != nil {
@@ -124,7 +124,7 @@ func setMAC(link netlink.Link, mac net.HardwareAddr) error {
 	return nil
 }
 
-// restore gives a link on the node the attributes that it had.
+// restore restores the original attributes of a link on the node.
 func restore(link netlink.Link, was attributes) error {
 	mac, err := net.ParseMAC(was.MAC)
 	if err != nil {
@@ -146,8 +146,8 @@ func restore(link netlink.Link, was attributes) error {
 
 // moveTo moves a link to the namespace of a file descriptor, under a name that is free there.
 func moveTo(link netlink.Link, fd int) error {
-	// The kernel refuses the move where another link has one of its other names, which a
-	// container may have chosen.
+	// The kernel refuses the move if another link has any of its alternative names, which a container
+	// may have chosen.
 	for _, name := range link.Attrs().AltNames {
 		if err := netlink.LinkDelAltName(link, name); err != nil {
 			return fmt.Errorf("delete the alternative name %s: %w", name, err)
@@ -164,7 +164,7 @@ func moveTo(link netlink.Link, fd int) error {
 }
 
 // fetch moves the claim's function from its container's namespace to the calling thread's. It does
-// nothing where no path leads to the namespace or the function is not there.
+// nothing if the path of the namespace is gone, or the function is not in it.
 func fetch(c claim) error {
 	netns, err := rtnl.FindNS(c.NetNS)
 	if err != nil || netns == nil {
@@ -193,8 +193,8 @@ func fetch(c claim) error {
 	})
 }
 
-// await returns the device's link once it is on the node. The kernel moves it there a while
-// after its namespace ended.
+// await returns the device's link as soon as it is on the node. The kernel moves it there some time
+// after its namespace has ended.
 func await(device string) (netlink.Link, error) {
 	done := make(chan struct{})
 	defer close(done)
@@ -202,7 +202,7 @@ func await(device string) (netlink.Link, error) {
 	if err := netlink.LinkSubscribe(updates, done); err != nil {
 		return nil, fmt.Errorf("watch links: %w", err)
 	}
-	// The subscription's goroutine must not wait for a reader when we have left.
+	// The subscription's goroutine must not wait for a reader after await has returned.
 	defer func() {
 		go func() {
 			for range updates {

@@ -19,14 +19,14 @@ type Function struct {
 	Device string
 	// Owner is the node link of the container that has it, empty for none.
 	Owner string
-	// Usable says that a container has it, or could have it now.
+	// Usable says that a container has the function, or could have it now.
 	Usable bool
-	// NUMANode is the one that it is on, negative where the kernel knows none.
+	// NUMANode is the NUMA node of the function, negative if not known.
 	NUMANode int
 }
 
-// List lists the virtual functions of the physical ones. It returns an error where Take could give none of them. It waits for no
-// other call.
+// List lists the virtual functions of physical functions. It returns an error if Take could give
+// none of them. It does not wait for other calls.
 func (f *Functions) List(pfs []string) ([]Function, error) {
 	b, err := openFolder(f.dir)
 	if err != nil {
@@ -40,7 +40,8 @@ func (f *Functions) List(pfs []string) ([]Function, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The link of a function that a container took meanwhile is gone, and was in no claim before.
+	// If a container took a function meanwhile, its link is gone, and the earlier claims do not have
+	// it.
 	if claims, err = b.list(); err != nil {
 		return nil, err
 	}

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scan lists the virtual functions of the physical ones, by their links, in the order of pfs and of
-// the functions' numbers.
+// scan lists the virtual functions of physical functions, given by their links, in the order of pfs
+// and of the functions' numbers.
 func (f *Functions) scan(pfs []string, claims []claim) ([]function, error) {
 	links, err := f.links()
 	if err != nil {
@@ -91,7 +91,7 @@ func (f *Functions) functionsOf(pf, device string) ([]function, error) {
 	return all, nil
 }
 
-// byDevice returns the link of a PCI device, nil where it is not among links.
+// byDevice returns the link of a PCI device, nil if it is not among links.
 func byDevice(links []netlink.Link, device string) netlink.Link {
 	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().ParentDev == device })
 	if i < 0 {
@@ -120,8 +120,7 @@ func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 	return "", nil
 }
 
-// linkOf returns the link of a PCI device in the namespace of the calling thread, nil where
-// it has none there.
+// linkOf returns the link of a PCI device in the namespace of the calling thread, or nil.
 func linkOf(device string) (netlink.Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -130,7 +129,7 @@ func linkOf(device string) (netlink.Link, error) {
 	return byDevice(links, device), nil
 }
 
-// infoOf returns the physical function's data of a virtual one.
+// infoOf returns the physical function's data about a virtual function.
 func infoOf(pf netlink.Link, index int) (netlink.VfInfo, error) {
 	i := slices.IndexFunc(pf.Attrs().Vfs, func(v netlink.VfInfo) bool { return v.ID == index })
 	if i < 0 {
@@ -144,12 +143,12 @@ func attributesOf(link netlink.Link, info netlink.VfInfo) attributes {
 	return attributes{
 		Name: a.Name, MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		AdminMAC: info.Mac.String(), VLAN: info.Vlan, QoS: info.Qos,
-		// netlink leaves it in the order of the network.
+		// Package netlink leaves it in network byte order.
 		Protocol:   int(bits.ReverseBytes16(uint16(info.VlanProto))),
 		SpoofCheck: info.Spoofchk, Trust: trusted(info), LinkState: info.LinkState,
 	}
 }
 
-// trusted says whether the physical function lets the virtual one change its MAC address;
-// drivers that do not know the setting report all ones.
+// trusted reports whether the physical function lets the virtual function change its MAC address;
+// drivers without the setting return all ones.
 func trusted(info netlink.VfInfo) bool { return info.Trust == 1 }

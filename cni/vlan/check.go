@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Check verifies every piece that Setup makes. Its error names the missing ones.
+// Check verifies every piece that Setup makes. Its error names the missing pieces.
 func (d *Driver) Check(spec Spec) error {
 	if spec.Mode == Pure {
 		return errors.Join(d.checkPure(spec), d.wirer.Check(spec.Spec))
@@ -24,9 +24,9 @@ func (d *Driver) Check(spec Spec) error {
 	return errors.Join(d.CheckNode(spec), d.checkPod(spec))
 }
 
-// CheckNode verifies the pieces that Repair makes: the node's side, the container's interfaces and
-// the filters at them, and the node link. A container may change its other addresses and routes: a VPN takes the
-// default route.
+// CheckNode verifies the pieces that Repair makes: the node's side, the container's interfaces with
+// their filters, and the node link. A container may change its other addresses and routes: a VPN
+// takes the default route.
 func (d *Driver) CheckNode(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (d *Driver) checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// checkInterface verifies that the container's interface is there and filtered.
+// checkInterface verifies that the container's interface exists and is filtered.
 func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error {
 	if spec.Mode == Bridge {
 		name := portOf(spec.ContainerID, g.ifName)
@@ -217,8 +217,8 @@ func insideOf(spec Spec, do func() error) error {
 	return nil
 }
 
-// Filter puts back the filters that CheckNode verifies, where they are lost, for links and interfaces
-// that are there. It keeps the ends of the node link up to date, too: the node's addresses come and go.
+// Filter restores lost filters of CheckNode for existing links and interfaces. It also keeps the
+// ends of the node link up to date, because the node's addresses come and go.
 func (d *Driver) Filter(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -240,7 +240,8 @@ func (d *Driver) Filter(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-// keepNodeLink puts back what the ends of the node link lack, and leaves the node's routes, which carry the container's addresses.
+// keepNodeLink restores missing pieces of the ends of the node link, except the node's routes,
+// which carry the container's addresses.
 func (d *Driver) keepNodeLink(spec Spec) error {
 	node, err := rtnl.LinkOrNil(NodeLink(spec.ContainerID, spec.IfName))
 	if err != nil || node == nil {
@@ -250,14 +251,14 @@ func (d *Driver) keepNodeLink(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	// Routes of the node may be from the stale addresses.
+	// Routes of the node may still have the stale addresses as source.
 	if _, err := ends(backs).Add(node); err != nil {
 		return err
 	}
 	return d.inPodEnd(spec, node, backs, (*podEnd).set)
 }
 
-// filterInterface puts back the filters of one of the container's interfaces.
+// filterInterface restores the filters of an interface of the container.
 func filterInterface(spec Spec, g segment, lower netlink.Link) error {
 	var errs []error
 	if l := lowerGuardOf(spec, g, lower); l != nil {
@@ -277,7 +278,7 @@ func filterInterface(spec Spec, g segment, lower netlink.Link) error {
 	return errors.Join(append(errs, insideOf(spec, keepGuard))...)
 }
 
-// filter is a guard of an interface or of the link that it is on.
+// filter is a guard of an interface or of the link below it.
 type filter interface {
 	check() error
 	set() error
@@ -292,8 +293,9 @@ func keepFilter(f filter) error {
 	return err
 }
 
-// Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
-// container's side, too; otherwise the container's own changes of its addresses and routes stay, but by the node link.
+// Repair makes the pieces that CheckNode verifies. If an interface is missing, it also sets up the
+// container's side. Otherwise the container's own changes of its addresses and routes stay, except
+// at the node link.
 func (d *Driver) Repair(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -356,7 +358,7 @@ func (d *Driver) Repair(spec Spec) error {
 	return d.answer(spec, segments, node, lowers)
 }
 
-// hasInterface returns whether the container has the interface of a segment.
+// hasInterface reports whether the container has the interface of a segment.
 func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has bool, err error) {
 	switch spec.Mode {
 	case Bridge:
@@ -382,7 +384,7 @@ func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has boo
 }
 
 // plugPort makes the node's end of a segment in mode bridge a port of the bridge again. Its packets
-// are filtered before it is up. While the uplink is cut it stays up or down.
+// are filtered before it is up. While the uplink has no carrier, its state does not change.
 func plugPort(spec Spec, g segment, bridge netlink.Link, cut bool) error {
 	if spec.Mode != Bridge {
 		return nil

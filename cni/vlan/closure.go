@@ -17,8 +17,9 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Close keeps hosts outside of the node from getting any answer for the container's addresses, until Setup, or Repair
-// while the uplink is not cut. The container keeps its interfaces, addresses and routes, and talks with its node.
+// Close keeps hosts outside of the node from getting any answer for the container's addresses,
+// until Setup, or Repair while the uplink has its carrier. The container keeps its interfaces,
+// addresses and routes, and still reaches its node.
 //
 //	bridge              the port of the bridge is down
 //	macvlan, ipvlan l2  the node drops the frames that say that they come from the addresses, on their way to the wire.
@@ -77,7 +78,7 @@ func (d *Driver) closeSegment(spec Spec, g segment, lower netlink.Link) error {
 	return lowerGuardOf(spec, g, lower).close()
 }
 
-// open undoes closeSegment for the modes in which no other part of Repair does.
+// open undoes closeSegment in the modes in which no other part of Repair does so.
 func (d *Driver) open(spec Spec, g segment, lower netlink.Link) error {
 	if spec.Mode == SRIOV {
 		return d.functions.Open(wishOf(spec, g))
@@ -88,7 +89,7 @@ func (d *Driver) open(spec Spec, g segment, lower netlink.Link) error {
 	return nil
 }
 
-// isClosed returns whether a segment is closed, in the modes in which open opens it.
+// isClosed reports whether a segment is closed, in the modes of open.
 func (d *Driver) isClosed(spec Spec, g segment, lower netlink.Link) (bool, error) {
 	if spec.Mode == SRIOV {
 		return d.functions.IsClosed(wishOf(spec, g))
@@ -99,7 +100,7 @@ func (d *Driver) isClosed(spec Spec, g segment, lower netlink.Link) (bool, error
 	return false, nil
 }
 
-// checkOpen returns ErrNotWired where a segment is closed and the uplink has its carrier.
+// checkOpen returns ErrNotWired if a segment is closed although the uplink has its carrier.
 func (d *Driver) checkOpen(spec Spec, g segment, lower netlink.Link) error {
 	closed, err := d.isClosed(spec, g, lower)
 	if err != nil || !closed {
@@ -111,7 +112,8 @@ func (d *Driver) checkOpen(spec Spec, g segment, lower netlink.Link) error {
 	return fmt.Errorf("%w: %s is silent", ErrNotWired, g.ifName)
 }
 
-// isPortUp returns whether the node's end of a segment in mode bridge is up, or is down because the uplink is cut.
+// isPortUp reports whether the node's end of a segment in mode bridge is up, or is down because the
+// uplink has no carrier.
 func isPortUp(spec Spec, port netlink.Link) (bool, error) {
 	if port.Attrs().Flags&net.FlagUp != 0 {
 		return true, nil
@@ -119,7 +121,7 @@ func isPortUp(spec Spec, port netlink.Link) (bool, error) {
 	return wire.IsCut(spec.Uplink)
 }
 
-// stopsAddress are the rules of a lower link that drop frames in the name of closed addresses.
+// stopsAddress returns the rules of a lower link that drop frames from closed addresses.
 func (s lowerSets) stopsAddress() []nftables.Rule {
 	closed4, closed6 := s.closed[nftables.V4].Name, s.closed[nftables.V6].Name
 	return []nftables.Rule{
@@ -130,7 +132,7 @@ func (s lowerSets) stopsAddress() []nftables.Rule {
 	}
 }
 
-// close closes the container's addresses on the lower link. It makes the guard where it is missing.
+// close closes the container's addresses on the lower link. It makes a missing guard.
 func (l *lowerGuard) close() error {
 	if err := l.check(); errors.Is(err, ErrNotWired) {
 		if err := l.set(); err != nil {
@@ -153,7 +155,8 @@ func (l *lowerGuard) open() error {
 	})
 }
 
-// changeClosed calls change for each address of the container, with the set that it may be in.
+// changeClosed calls change for each address of the container, with the set of closed addresses of
+// its family.
 func (l *lowerGuard) changeClosed(change func(tx *nftables.Transaction, set string, addr []byte, closed bool)) error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
@@ -168,7 +171,7 @@ func (l *lowerGuard) changeClosed(change func(tx *nftables.Transaction, set stri
 	return nil
 }
 
-// eachClosed calls do for each address of the container, with whether it is in the set.
+// eachClosed calls do for each address of the container; closed says whether the set has it.
 func (l *lowerGuard) eachClosed(do func(set string, a api.Address, closed bool)) error {
 	sets := lowerSetsOf(l.lower.Attrs().Name)
 	for _, ip := range nftables.IPs {
@@ -186,7 +189,7 @@ func (l *lowerGuard) eachClosed(do func(set string, a api.Address, closed bool))
 	return nil
 }
 
-// forgetClosed ends that the container's addresses are closed on lower links that it no longer uses.
+// forgetClosed opens the container's addresses on lower links that it no longer uses.
 func (d *Driver) forgetClosed(spec Spec) error {
 	segments := spec.segments()
 	lowers, err := d.find(spec, segments)
@@ -206,7 +209,7 @@ func (d *Driver) forgetClosed(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-// isClosed returns whether an address of the container is closed.
+// isClosed reports whether any address of the container is closed.
 func (l *lowerGuard) isClosed() (bool, error) {
 	var all []bool
 	err := l.eachClosed(func(_ string, _ api.Address, closed bool) { all = append(all, closed) })

@@ -23,35 +23,35 @@ import (
 var ErrNotWired = wire.ErrNotWired
 
 // Driver changes the kernel in the network namespace of its caller's thread. Calls for different
-// addresses may run in parallel; calls of different processes are not kept apart where they make or
-// remove the VLAN link of one VLAN.
+// addresses may run in parallel; different processes must not make or remove the VLAN link of the
+// same VLAN at the same time.
 type Driver struct {
 	wirer     *wire.Wirer
 	functions *sriov.Functions
 
-	// mu makes changes of VLAN links and bridges one after another.
+	// mu serializes changes of VLAN links and bridges.
 	mu sync.Mutex
 	// claimed counts the set-ups that will use a link, by its name.
 	claimed map[string]int
 
-	// setups keeps the removal of loose state out of set-ups: a container that is half made looks like one that
-	// has lost its half. Set-ups run beside each other.
+	// setups keeps the removal of loose state out of set-ups, because a half-made container looks like
+	// a container with losses. Set-ups run in parallel.
 	setups sync.RWMutex
 }
 
-// New returns a Driver that uses wirer for mode pure, for kernel settings and where the node
-// answers for addresses, and functions for mode sriov.
+// New returns a Driver. It uses wirer for mode pure, for kernel settings and for answers of the
+// node, and functions for mode sriov.
 func New(wirer *wire.Wirer, functions *sriov.Functions) *Driver {
 	return &Driver{wirer: wirer, functions: functions, claimed: map[string]int{}}
 }
 
-// Ready returns an error where the uplink is missing or down.
+// Ready returns an error if the uplink is missing or down.
 func (d *Driver) Ready(uplink string) error { return d.wirer.Ready(uplink) }
 
-// seclude keeps the node out of the network of a link that it makes for containers: there it
-// answers ARP for no address of its other links, takes none from routers, and forwards nothing
-// but for containers of package wire, which then sets forwarding. Packet filters close the rest
-// (package netfilter). The modes in which the node takes part need a link-local IPv6 address.
+// seclude keeps the node out of the network of a link that it makes for containers: there it does
+// not answer ARP for addresses of its other links, accepts no addresses from routers, and forwards
+// nothing except for containers of package wire, which then sets forwarding. Packet filters do the
+// rest (package netfilter). The modes in which the node takes part need a link-local IPv6 address.
 func (d *Driver) seclude(link netlink.Link, takesPart bool) error {
 	conf := rtnl.Devconf{rtnl.ARPIgnore: arpOfLink, rtnl.ARPAnnounce: arpBestLocal}
 	if !takesPart {
@@ -65,13 +65,13 @@ func (d *Driver) seclude(link netlink.Link, takesPart bool) error {
 	}
 	err := d.wirer.SetSysctl("net/ipv6/conf/"+link.Attrs().Name+"/accept_ra", "0")
 	if errors.Is(err, wire.ErrSysctl) {
-		// Without IPv6, or without a writable /proc/sys, which IPv6 pools need.
+		// There is no IPv6, or no writable /proc/sys, which IPv6 pools need.
 		return nil
 	}
 	return err
 }
 
-// ToCNIError converts an error to one with a code of the CNI specification.
+// ToCNIError converts an error to an error with a code of the CNI specification.
 func ToCNIError(err error) error {
 	switch {
 	case errors.Is(err, sriov.ErrNoFunction), errors.Is(err, sriov.ErrNotBack):
@@ -83,8 +83,8 @@ func ToCNIError(err error) error {
 	}
 }
 
-// checkSecluded returns ErrNotWired where a link that Berth made for containers has other IPv4
-// settings than seclude gives. It does not check links of others.
+// checkSecluded returns ErrNotWired if a link that Berth made for containers has other IPv4
+// settings than from seclude. It does not check links of others.
 func (d *Driver) checkSecluded(spec Spec, link netlink.Link) error {
 	if !isOurs(link) {
 		return nil
@@ -109,9 +109,9 @@ func (d *Driver) checkSecluded(spec Spec, link netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// keepSecluded gives a link of Berth the settings of seclude where it lacks them: the process
-// that made the link died before, or another program changed them. The caller holds mu. A set-up
-// that has claimed the link may be about to have the node take part there.
+// keepSecluded restores the settings of seclude on a link of Berth, because the process that made
+// the link died, or another program changed them. The caller holds mu. It skips a link that a
+// set-up uses, which may be about to make the node take part there.
 func (d *Driver) keepSecluded(spec Spec, link netlink.Link) error {
 	err := d.checkSecluded(spec, link)
 	if !errors.Is(err, ErrNotWired) {
@@ -124,8 +124,8 @@ func (d *Driver) keepSecluded(spec Spec, link netlink.Link) error {
 	return d.seclude(link, takesPart || d.claimed[link.Attrs().Name] > 0)
 }
 
-// nodeTakesPart returns whether the node does so on the link for the container or another one:
-// it then has routes of Berth through the link.
+// nodeTakesPart reports whether the node takes part on the link for any container: then it has
+// routes of Berth through the link.
 func nodeTakesPart(spec Spec, link netlink.Link) (bool, error) {
 	if spec.takesPart() {
 		return true, nil
@@ -147,7 +147,7 @@ func nodeTakesPart(spec Spec, link netlink.Link) (bool, error) {
 // from the best address for the target.
 const arpOfLink, arpBestLocal = 1, 2
 
-// sources lists the addresses that containers may send from, by their node links and the links of
+// sources lists the addresses from which containers may send, by their node links and the links of
 // package wire, which share a table.
 func (d *Driver) sources() ([]netfilter.Source, error) {
 	all, err := d.wirer.Sources()
@@ -170,9 +170,9 @@ func (d *Driver) sources() ([]netfilter.Source, error) {
 	return all, nil
 }
 
-// sourcesOf lists the addresses that a container may send from by its node link. Also a container
-// that the node routes for talks past the node: its packets to others, even of its node, take the
-// way of its pool.
+// sourcesOf lists the addresses from which a container may send by its node link. Even a container
+// for which the node routes has direct access to its network: its packets to others, even on its
+// node, use the network of its pool.
 func sourcesOf(spec Spec, segments []segment, lowers []netlink.Link) []netfilter.Source {
 	var all []netfilter.Source
 	for i, g := range segments {

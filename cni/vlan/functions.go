@@ -19,8 +19,8 @@ func wishOf(spec Spec, g segment) sriov.Wish {
 	}
 }
 
-// checkFunction returns ErrNotWired where the container lacks its function or an attribute of it. A function that is closed
-// lacks some while the uplink is cut.
+// checkFunction returns ErrNotWired if the container lacks its function or an attribute of it. A
+// closed function may lack attributes while the uplink has no carrier.
 func (d *Driver) checkFunction(w sriov.Wish) error {
 	if closed, err := d.functions.IsClosed(w); err != nil || closed {
 		return err
@@ -32,7 +32,7 @@ func (d *Driver) checkFunction(w sriov.Wish) error {
 	return err
 }
 
-// giveFunctions takes the container's virtual functions back. node is nil where the node link is
+// giveFunctions takes the container's virtual functions back. node is nil if the node link is
 // missing.
 func (d *Driver) giveFunctions(spec Spec, node netlink.Link) error {
 	mode, owner := spec.Mode, NodeLink(spec.ContainerID, spec.IfName)

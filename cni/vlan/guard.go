@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// guard filters the packets of one interface of a container.
+// guard filters the packets of an interface of a container.
 type guard struct {
 	// device is the interface, or in mode bridge the node's end of it: there its
 	// container's frames come in.
@@ -33,16 +33,15 @@ type guard struct {
 type speech struct {
 	mac   net.HardwareAddr
 	addrs []api.Address
-	// sharesMAC is true for ipvlan links, which have the MAC address of the link that they are
-	// on.
+	// sharesMAC is true for ipvlan links, which have the MAC address of the link below.
 	sharesMAC bool
 }
 
-// ErrGuard is returned where the kernel cannot filter a container's packets.
+// ErrGuard is returned if the kernel cannot filter a container's packets.
 var ErrGuard = errors.New("cannot filter the container's packets")
 
-// guardMu makes changes of guards one after another: the node's guards share a table, which goes
-// with its last chain.
+// guardMu serializes changes of guards: the node's guards share a table, which goes with its last
+// nftables chain.
 var guardMu sync.Mutex
 
 // set makes the chains of the guard, complete in one transaction, in the namespace of the
@@ -54,8 +53,8 @@ func guardTable(chains ...*nftables.Chain) *nftables.Table {
 	return &nftables.Table{Family: nftables.NetDev, Name: TableName, Chains: chains}
 }
 
-// setChains makes chains that are complete from their first moment. A chain of the name that
-// is of another kind, as a container can make it, is replaced.
+// setChains makes nftables chains that are complete from their first moment. It replaces a chain of
+// the same name but another kind, which a container can make.
 func setChains(device string, chains []*nftables.Chain) error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
@@ -79,7 +78,7 @@ func setChains(device string, chains []*nftables.Chain) error {
 	return nil
 }
 
-// addChains adds chains to a transaction. All are there before a rule leads to one.
+// addChains adds nftables chains to a transaction, all of them before rules that lead to them.
 func addChains(tx *nftables.Transaction, chains []*nftables.Chain) {
 	for _, c := range chains {
 		tx.AddChain(guardTable(), c)
@@ -90,8 +89,8 @@ func addChains(tx *nftables.Transaction, chains []*nftables.Chain) {
 	}
 }
 
-// check returns wire.ErrNotWired where a chain is missing or is not as set made it: a
-// container may be able to change it.
+// check returns wire.ErrNotWired if an nftables chain is missing or changed: a container may be
+// able to change it.
 func (g guard) check() error { return checkChains(g.chains()) }
 
 func checkChains(chains []*nftables.Chain) error {
@@ -138,7 +137,7 @@ func deleteChains(match func(name string) bool) error {
 		tx.DeleteTable(guardTable())
 		gone = nil
 	}
-	// Rules of one lead to another.
+	// Rules of a chain lead to other chains.
 	for _, c := range gone {
 		tx.FlushChain(guardTable(), c.Name)
 	}
@@ -154,7 +153,7 @@ func deleteChains(match func(name string) bool) error {
 // Ends of the names of chains, after the name of their device.
 const fromSuffix, toSuffix, neighbourSuffix = "-from", "-to", "-nd"
 
-// deviceOf returns the device that a chain is for; ok is false for chains of lower links.
+// deviceOf returns the device of an nftables chain; ok is false for chains of lower links.
 func deviceOf(chain string) (device string, ok bool) {
 	if _, _, _, lower := parsePodChain(strings.TrimSuffix(chain, neighbourSuffix)); lower {
 		return "", false
@@ -167,8 +166,8 @@ func deviceOf(chain string) (device string, ok bool) {
 	return "", false
 }
 
-// chains returns the chain of the frames from the container, which ends in a drop, the chain
-// of its IPv6 packets, and the chain of the frames to it.
+// chains returns the nftables chains for frames from the container, which ends in a drop, for its
+// IPv6 packets, and for frames to it.
 func (g guard) chains() []*nftables.Chain {
 	out, in := nftables.Egress, nftables.Ingress
 	if g.incoming {
@@ -195,10 +194,11 @@ func atDevice(device, suffix string, hook nftables.Hook, rules []nftables.Rule) 
 	return c
 }
 
-// Ports that answers of DHCP servers go to.
+// Destination ports of replies of DHCP servers.
 const dhcp4Client, dhcp6Client = 68, 546
 
-// frames matches untagged frames of the protocol that their sender claims to the kernel.
+// frames matches untagged frames whose protocol is the same in the Ethernet header and in the
+// kernel.
 func frames(ethertype uint16) nftables.Statement {
 	value := []byte{byte(ethertype >> 8), byte(ethertype)}
 	return nftables.Link(12, 2).Is(value...).Then(nftables.EtherType.Is(value...))
@@ -209,18 +209,18 @@ var (
 	ipv4, ipv6, arp = frames(unix.ETH_P_IP), frames(unix.ETH_P_IPV6), frames(unix.ETH_P_ARP)
 	// arpSender and arpTarget are addresses in ARP (RFC 826) of Ethernet and IPv4.
 	arpSender, arpTarget = nftables.Network(14, 4), nftables.Network(24, 4)
-	// ndTarget is the address that a message of neighbour discovery is about.
+	// ndTarget is the target address of a message of neighbour discovery.
 	ndTarget = nftables.Transport(8, 16)
 	// unspecified matches IPv6 packets without a source.
 	unspecified = ipv6.Then(nftables.V6.SAddr.Is(make([]byte, 16)...))
 )
 
-// rules accept the packets that the container may send; the caller drops the rest. IPv6 packets
-// from its addresses go on to the chain nd.
+// rules returns rules that accept the packets that the container may send; the caller drops all
+// others. IPv6 packets from its addresses continue in the chain nd.
 //
-// The receiver takes the protocol from the Ethernet header alone: a socket can claim another
-// protocol to the kernel, whose reading of the headers follows the claim, and the kernel takes
-// a VLAN tag out of the protocol. So every rule wants both to be the same.
+// The receiver takes the protocol only from the Ethernet header. But a socket can give the kernel
+// another protocol, by which the kernel parses the headers, and the kernel removes a VLAN tag from
+// the protocol. So every rule requires that both are the same.
 func (s speech) rules(nd string) []nftables.Rule {
 	all := append([]nftables.Rule{nftables.NewRule("from "+s.mac.String()+" only", nftables.EtherSAddr.IsNot(s.mac...), nftables.Drop)}, noServer()...)
 	add := func(comment string, statements ...nftables.Statement) {
@@ -239,7 +239,7 @@ func (s speech) rules(nd string) []nftables.Rule {
 		add("from "+a.Address.String(), ipv6, nftables.V6.SAddr.Is(raw...), nftables.Goto(nd))
 		add("detects duplicates of "+a.Address.String(), unspecified, nftables.ICMPv6(nftables.NeighborSolicitation), ndTarget.Is(raw...), nftables.Accept)
 	}
-	// Receivers ignore neighbour discovery in fragments (RFC 6980), but a setting of Linux.
+	// Receivers ignore neighbour discovery in fragments (RFC 6980), except with a setting of Linux.
 	add("no fragments from its link-local address", ipv6, s.isLinkLocal(nftables.V6.SAddr), nftables.IPv6Fragment, nftables.Drop)
 	add("from its link-local address", ipv6, s.isLinkLocal(nftables.V6.SAddr), nftables.Goto(nd))
 	add("detects duplicates of its link-local address", unspecified, nftables.ICMPv6(nftables.NeighborSolicitation), s.isLinkLocal(ndTarget), nftables.Accept)
@@ -249,7 +249,7 @@ func (s speech) rules(nd string) []nftables.Rule {
 	return all
 }
 
-// noServer returns rules that drop packets that make hosts use a router or another address.
+// noServer returns rules that drop packets that would make hosts use a router or another address.
 func noServer() []nftables.Rule {
 	udp := nftables.L4Proto.Is(unix.IPPROTO_UDP)
 	all := []nftables.Rule{
@@ -263,8 +263,8 @@ func noServer() []nftables.Rule {
 	return all
 }
 
-// neighbourRules accept IPv6 packets from the container's own addresses, but advertisements
-// of others' addresses.
+// neighbourRules returns rules that accept IPv6 packets from the container's own addresses, except
+// advertisements of other addresses.
 func (s speech) neighbourRules() (all []nftables.Rule) {
 	advertises := nftables.ICMPv6(nftables.NeighborAdvertisement)
 	for _, a := range s.addrs {
@@ -278,9 +278,9 @@ func (s speech) neighbourRules() (all []nftables.Rule) {
 		nftables.NewRule("other packets", nftables.Accept))
 }
 
-// isLinkLocal compares an address with the link-local address that the
-// kernel makes of the MAC address (RFC 4291, appendix A). ipvlan links, which share one,
-// have a number of their own in the middle, and the U/L bit as it is.
+// isLinkLocal compares an address with the link-local address that the kernel makes from the MAC
+// address (RFC 4291, appendix A). ipvlan links share a MAC address; their link-local addresses have
+// a number of their own in the middle, and the unchanged U/L bit.
 func (s speech) isLinkLocal(address nftables.Field) nftables.Statement {
 	m := s.mac
 	want := []byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 0x02, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]}

@@ -18,12 +18,12 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// List returns every node link on the node and its container's addresses. Mode pure has
-// none: package wire lists its links.
+// List returns every node link on the node and its container's addresses. Mode pure has no node
+// links: package wire lists its links.
 func (d *Driver) List() ([]wire.Link, error) { return wire.LinksThat(isNodeLink) }
 
-// PodEnd returns the name of the container's interface of a node link, empty where the node link
-// is gone.
+// PodEnd returns the name of the container's interface of a node link, empty if the node link is
+// gone.
 func (d *Driver) PodEnd(nodeLink string) (string, error) {
 	node, err := rtnl.LinkOrNil(nodeLink)
 	if err != nil || node == nil {
@@ -40,8 +40,8 @@ func isNodeLink(l netlink.Link) bool {
 	return strings.HasPrefix(l.Attrs().Name, nodeLinkPrefix) && l.Type() == "veth"
 }
 
-// Remove removes a node link and all that belongs to it. It needs no record: the link's alias names
-// the interfaces.
+// Remove removes a node link and everything that belongs to it. It needs no record, because the
+// link's alias names the interfaces.
 func (d *Driver) Remove(name string) error {
 	node, err := rtnl.LinkOrNil(name)
 	if err != nil || node == nil {
@@ -55,9 +55,9 @@ func (d *Driver) Remove(name string) error {
 	return errors.Join(errs...)
 }
 
-// RemoveLoose removes kernel state with our marks that belongs to no container: ports and
-// virtual functions whose node link is gone, VLAN links and bridges without users, and rules, routes and chains of
-// links that no longer exist.
+// RemoveLoose removes kernel state with our marks that belongs to no container: ports and virtual
+// functions whose node link is gone, VLAN links and bridges without users, and rules, routes and
+// chains of links that no longer exist.
 func (d *Driver) RemoveLoose() error {
 	d.setups.Lock()
 	defer d.setups.Unlock()
@@ -97,8 +97,8 @@ func (d *Driver) RemoveLoose() error {
 	return errors.Join(append(errs, d.functions.GiveLoose(hasOwner), sweepLowers(), sweepGuards(), d.sweep())...)
 }
 
-// Leftovers lists the interfaces that containers have in pools' networks, each with its node
-// link, and virtual functions whose containers are gone. Package wire lists the other links and routes.
+// Leftovers lists the interfaces that containers have in pools' networks, each with its node link,
+// and virtual functions whose containers are gone. Package wire lists the other links and routes.
 func (d *Driver) Leftovers() ([]leftover.Item, error) {
 	links, err := d.List()
 	var items []leftover.Item
@@ -112,8 +112,8 @@ func (d *Driver) Leftovers() ([]leftover.Item, error) {
 	return append(items, functions...), errors.Join(err, loose)
 }
 
-// Announce tells the networks that the addresses are here now: from the container's
-// interfaces or, where the node answers for them, from the node's.
+// Announce tells the networks that the addresses are here now: from the container's interfaces or,
+// if the node answers for them, from the node's.
 func (d *Driver) Announce(spec Spec) error {
 	if spec.Mode == Pure {
 		return d.wirer.Announce(spec.Spec)
@@ -152,9 +152,10 @@ func (d *Driver) announceFromNode(spec Spec, segments []segment) error {
 	return errors.Join(errs...)
 }
 
-// Networks lists the layer 2 networks of a container's addresses, with the MAC address of the container's interface, if it has one of its own, and makes links that are missing. They stay
-// until the caller calls release; after it, a Teardown or RemoveLoose removes those that no container
-// uses. In mode l3 there are none: other hosts route the addresses.
+// Networks lists the layer 2 networks of a container's addresses, with the MAC address of the
+// container's interface, if it has one of its own. It makes missing links. They stay until the
+// caller calls release; afterwards Teardown or RemoveLoose removes unused links. Mode l3 has no
+// such networks: other hosts route the addresses.
 func (d *Driver) Networks(spec Spec) (networks []conflict.Target, release func(), err error) {
 	if err := spec.validate(); err != nil {
 		return nil, nil, err
@@ -170,7 +171,7 @@ func (d *Driver) Networks(spec Spec) (networks []conflict.Target, release func()
 	return networksOn(spec, segments, lowers), release, nil
 }
 
-// NetworksNow lists the networks whose links exist. It makes none.
+// NetworksNow lists the networks whose links exist. It makes no links.
 func (d *Driver) NetworksNow(spec Spec) ([]conflict.Target, error) {
 	if err := spec.validate(); err != nil || spec.routed() && !spec.answers() {
 		return nil, err

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// claim returns the link that each segment is on, and makes the missing ones. Until the
-// caller calls release, sweep keeps them: the segments' own links do so afterwards.
+// claim returns the link below each segment, and makes missing links. sweep keeps them until the
+// caller calls release; afterwards it keeps them because of the segments' own links.
 func (d *Driver) claim(spec Spec, segments []segment) (lowers []netlink.Link, release func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,7 +53,7 @@ func (d *Driver) claim(spec Spec, segments []segment) (lowers []netlink.Link, re
 	}, nil
 }
 
-// find returns the link that each segment is on, nil for a missing one.
+// find returns the link below each segment, nil for a missing link.
 func (d *Driver) find(spec Spec, segments []segment) ([]netlink.Link, error) {
 	uplink, err := uplinkOf(spec)
 	if err != nil {
@@ -70,7 +70,7 @@ func (d *Driver) find(spec Spec, segments []segment) ([]netlink.Link, error) {
 	return lowers, nil
 }
 
-// findAll is find where none may be missing.
+// findAll is find, but returns an error if any link is missing.
 func (d *Driver) findAll(spec Spec, segments []segment) ([]netlink.Link, error) {
 	lowers, err := d.find(spec, segments)
 	if i := slices.Index(lowers, nil); err == nil && i >= 0 {
@@ -87,8 +87,8 @@ func uplinkOf(spec Spec) (netlink.Link, error) {
 	return uplink, err
 }
 
-// lowerOf returns the link for a VLAN. Where it is missing, lowerOf makes it, or returns nil
-// where it must not.
+// lowerOf returns the link for a VLAN. If it is missing, lowerOf makes it or, without create,
+// returns nil.
 func (d *Driver) lowerOf(spec Spec, uplink netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	if vlan == 0 && spec.Mode == Bridge {
 		return namedBridge(spec.Bridge)
@@ -153,7 +153,7 @@ func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool)
 	return made, rtnl.SetUp(made)
 }
 
-// bridgeOf returns the bridge that the VLAN link is a port of.
+// bridgeOf returns the bridge of the VLAN link.
 func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	if master := lower.Attrs().MasterIndex; master != 0 {
 		link, err := netlink.LinkByIndex(master)
@@ -238,7 +238,7 @@ func (d *Driver) sweep() error {
 			if !strings.HasPrefix(attrs.Name, prefix) || !isOurs(link) {
 				continue
 			}
-			// A VLAN link stays with its bridge, ours or not.
+			// A VLAN link stays as long as its bridge, ours or not.
 			if used[attrs.Name] || slices.Contains(kept, attrs.MasterIndex) {
 				kept = append(kept, attrs.Index)
 				continue
@@ -254,20 +254,20 @@ func (d *Driver) sweep() error {
 	return errors.Join(errs...)
 }
 
-// hasForeignPort returns whether another program made a port of the bridge, which is then
-// no longer ours alone.
+// hasForeignPort reports whether another program made a port of the bridge: then others use the
+// bridge, too.
 func hasForeignPort(links []netlink.Link, bridge int) bool {
 	return slices.ContainsFunc(links, func(l netlink.Link) bool {
 		return l.Attrs().MasterIndex == bridge && !isOurs(l) && l.Type() != "vlan"
 	})
 }
 
-// lowerAlias tells an administrator the purpose of a link.
+// lowerAlias returns the alias by which an administrator sees the purpose of a link.
 func lowerAlias(uplink netlink.Link, vlan int) string {
 	return fmt.Sprintf("%sVLAN %d of %s", aliasPrefix, vlan, uplink.Attrs().Name)
 }
 
-// isOurs returns whether a link has our mark, its name.
+// isOurs reports whether a link is ours, by its name.
 func isOurs(link netlink.Link) bool {
 	return slices.ContainsFunc([]string{nodeLinkPrefix, portPrefix, vlanPrefix, bridgePrefix, newPrefix}, func(prefix string) bool {
 		return strings.HasPrefix(link.Attrs().Name, prefix)

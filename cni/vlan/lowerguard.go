@@ -20,10 +20,10 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// lowerGuard filters on the node the frames that macvlan and ipvlan links send to the wire:
-// containers reach no rule of the node, and every frame to the wire leaves through the node's link,
-// also frames of sockets that pass the rules in the container by (AF_XDP). Frames from one
-// container of the link to another do not.
+// lowerGuard filters, on the node, the frames of macvlan and ipvlan links to the wire. Containers
+// cannot change rules of the node. Every frame to the wire leaves through the node's link, even
+// from sockets that bypass the rules in the container (AF_XDP), but frames between containers of
+// the link do not.
 type lowerGuard struct {
 	lower netlink.Link
 	// pod is the container's node link.
@@ -32,8 +32,8 @@ type lowerGuard struct {
 	addrs   []api.Address
 }
 
-// lowerGuardOf returns nil where there is none: in mode bridge the guard is on the node, and
-// in the routed modes the node sends the frames itself.
+// lowerGuardOf returns nil for modes without a lowerGuard: in mode bridge the guard is on the node,
+// and in the routed modes the node sends the frames itself.
 func lowerGuardOf(spec Spec, g segment, lower netlink.Link) *lowerGuard {
 	if spec.Mode != Macvlan && spec.Mode != IPvlan || spec.routed() {
 		return nil
@@ -85,13 +85,13 @@ func parsePodChain(name string) (node string, mac net.HardwareAddr, lower string
 	return fields[0], mac, fields[2], err == nil && len(mac) == 6
 }
 
-// sharesMAC is true for ipvlan links, which no MAC address tells apart.
+// sharesMAC is true for ipvlan links, which have no MAC addresses of their own.
 func (l *lowerGuard) sharesMAC() bool { return l.speaker.sharesMAC }
 
 func (l *lowerGuard) name() string { return podChain(l.pod, l.speaker.mac, l.lower.Attrs().Name) }
 
-// chains returns the chains of the container and of the lower link, which all of the link's
-// containers share.
+// chains returns the nftables chains of the container, and of the lower link, which all containers
+// of the link share.
 func (l *lowerGuard) chains() (all []*nftables.Chain) {
 	lower := l.lower.Attrs()
 	sets := lowerSetsOf(lower.Name)
@@ -114,7 +114,7 @@ func (l *lowerGuard) chains() (all []*nftables.Chain) {
 	return append(all, atDevice(lower.Name, lowerSuffix, nftables.Egress, rules))
 }
 
-// gateways lists the gateways of the container's pools, but not the node's own addresses.
+// gateways lists the gateways of the container's pools, except the node's own addresses.
 func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	own, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -123,7 +123,8 @@ func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	var all []netip.Addr
 	for _, a := range l.addrs {
 		isOwn := func(h netlink.Addr) bool {
-			// Another link, such as a container engine's bridge, may have the router's link-local address, too.
+			// Another link, such as a container engine's bridge, may have the router's link-local address,
+			// too.
 			elsewhere := a.Gateway.Is6() && a.Gateway.IsLinkLocalUnicast() && h.LinkIndex != l.lower.Attrs().Index
 			return h.IP.Equal(a.Gateway.AsSlice()) && !elsewhere
 		}
@@ -165,8 +166,8 @@ func (l *lowerGuard) set() error {
 	return nil
 }
 
-// lead adds to a transaction that frames from a MAC address go to a chain. known are the
-// addresses that the set has.
+// lead adds an element to a transaction that leads frames from a MAC address to an nftables chain.
+// known are the addresses in the set.
 func lead(tx *nftables.Transaction, set *nftables.Set, mac net.HardwareAddr, chain string, known map[string]bool) {
 	if known[string(mac)] {
 		tx.DeleteElements(guardTable(), set.Name, nftables.Keys(mac))
@@ -174,7 +175,7 @@ func lead(tx *nftables.Transaction, set *nftables.Set, mac net.HardwareAddr, cha
 	tx.AddElements(guardTable(), set.Name, nftables.Elements(nftables.Element{Key: mac, Goto: chain}))
 }
 
-// check returns wire.ErrNotWired where a piece is missing.
+// check returns wire.ErrNotWired if a piece is missing.
 func (l *lowerGuard) check() error {
 	if err := checkChains(l.chains()); err != nil {
 		return err
@@ -206,7 +207,7 @@ func (l *lowerGuard) check() error {
 	return nil
 }
 
-// setKeys lists the keys of a set, none where it does not exist.
+// setKeys lists the keys of a set, none if it does not exist.
 func setKeys(set *nftables.Set) (map[string]bool, error) { return guardTable().Keys(set.Name) }
 
 // sweepLowers removes the guards of containers whose node link no longer exists, and of lower
@@ -240,7 +241,7 @@ func sweepLowers() error {
 			return err
 		}
 	}
-	// The kernel removes the chain of a link with the link, and leaves the sets.
+	// The kernel removes the nftables chain of a link with the link, but not the sets.
 	for _, s := range have.Sets {
 		if lower, ok := strings.CutSuffix(s.Name, macsSuffix); ok && !used[lower] {
 			if err := deleteLower(lower, have); err != nil {
@@ -254,8 +255,8 @@ func sweepLowers() error {
 	})
 }
 
-// forgetMAC ends that frames from a MAC address go to the chain of a container that is gone. A
-// newer container may have the address.
+// forgetMAC removes the element that leads frames from a MAC address to the nftables chain of a
+// container that is gone. A newer container may have the address.
 func forgetMAC(chains []*nftables.Chain, nodes map[string]bool, mac net.HardwareAddr, lower string) error {
 	set := lowerSetsOf(lower).macs
 	known, err := setKeys(set)

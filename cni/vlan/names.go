@@ -10,15 +10,15 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Marks of our links. They may never change: by them a new version finds the links of
-// an old one. The letter after bth is no hexadecimal digit, which names of package wire's
-// links have there.
+// Marks of our links. They must never change: by them a new version finds the links of an old
+// version. The letter after bth is no hexadecimal digit, in contrast to the names of package wire's
+// links.
 const (
 	nodeLinkPrefix = rtnl.LinkPrefix + "v"
 	portPrefix     = netfilter.PortPrefix
 	vlanPrefix     = netfilter.VLANPrefix
 	bridgePrefix   = netfilter.BridgePrefix
-	// newPrefix is for an interface on its way into its container.
+	// newPrefix is for an interface before its move into the container.
 	newPrefix = "bthn"
 	// aliasPrefix begins the alias of every link on the node.
 	aliasPrefix = "berth "
@@ -47,17 +47,17 @@ func portOf(containerID, ifName string) string { return rtnl.NameOf(portPrefix, 
 // it on the node, where another link may have the interface's name.
 func newName(containerID, ifName string) string { return rtnl.NameOf(newPrefix, containerID, ifName) }
 
-// FurtherInterface returns the name of a container's interface for a VLAN, if it is not the VLAN of
-// the first address: that has the interface ifName.
+// FurtherInterface returns the name of a container's interface for a VLAN, except the VLAN of the
+// first address, whose interface is ifName.
 func FurtherInterface(ifName string, vlan int) string { return fmt.Sprintf("%s.%d", ifName, vlan) }
 
 func vlanName(uplink, vlan int) string   { return fmt.Sprintf("%s%d.%d", vlanPrefix, uplink, vlan) }
 func bridgeName(uplink, vlan int) string { return fmt.Sprintf("%s%d.%d", bridgePrefix, uplink, vlan) }
 
-// use is an interface of a container, as the alias of its node link names it.
+// use is an interface of a container, from the alias of its node link.
 type use struct {
 	ifName string
-	// lower is the link that the interface is on; in mode bridge, the bridge.
+	// lower is the link below the interface; in mode bridge, the bridge.
 	lower string
 }
 

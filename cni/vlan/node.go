@@ -15,14 +15,14 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// back is a container's way to its node, of one family: node is the address by which they talk, source the container's, and others are
-// the node's other addresses.
+// back is a container's way to its node in one family: node is the node's address on the node link,
+// source is the container's address, and others are the node's other addresses.
 type back struct {
 	node, source netip.Addr
 	others       []netip.Addr
 }
 
-// backsOf returns the container's ways to its node, for each family one.
+// backsOf returns the container's ways to its node, one for each family.
 func backsOf(spec Spec) ([]back, error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
@@ -51,7 +51,7 @@ func backsOf(spec Spec) ([]back, error) {
 	return all, nil
 }
 
-// nodeOf returns the address by which the node talks in the family of addr, the zero Addr where it has none.
+// nodeOf returns the node's address on the node link in the family of addr, or the zero Addr.
 func nodeOf(backs []back, addr netip.Addr) netip.Addr {
 	for _, b := range backs {
 		if b.node.Is4() == addr.Is4() {
@@ -61,7 +61,7 @@ func nodeOf(backs []back, addr netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// ends are the addresses by which the node talks to the container.
+// ends returns the node's addresses on the node link.
 func ends(backs []back) wire.NodeEnd {
 	var all wire.NodeEnd
 	for _, b := range backs {
@@ -70,7 +70,7 @@ func ends(backs []back) wire.NodeEnd {
 	return all
 }
 
-// result is the CNI result of the interfaces. It lists the addresses in the order of spec.
+// result returns the CNI result of the interfaces. It lists the addresses in the order of spec.
 func result(spec Spec, segments []segment, made []netlink.Link, node netlink.Link) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	r.Interfaces = append(r.Interfaces, &current.Interface{Name: node.Attrs().Name, Mac: node.Attrs().HardwareAddr.String(), Mtu: node.Attrs().MTU})

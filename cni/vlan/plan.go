@@ -15,39 +15,40 @@ import (
 )
 
 const (
-	// tableBase begins our routing tables. On the node one is for an address of a node link, in a
+	// tableBase begins our routing tables. On the node a table is for an address of a node link, in a
 	// container for an address with another gateway than the default route.
 	tableBase = 0x66000000
 	tableMask = 0xff000000
-	// A container's rules to these tables have priority, and before them its rules for the routes of its node link have priorityNode:
-	// of the main table they take no route by links of the default group.
+	// A container's rules to these tables have priority. Before them, its rules for the routes of its
+	// node link have priorityNode: they use only routes of the main table by links outside of the
+	// default group.
 	priority     = 32280
 	priorityNode = 32279
 	// nodeLinkGroup is the group of a container's end of its node link.
 	nodeLinkGroup = rtnl.Protocol
-	// The node's rules, before package wire's: for packets that a container sends and, where the
-	// node translated their destination, the main table without its default route, and the
-	// address's table.
+	// The node's rules, before package wire's: for packets that a container sends and, if the node
+	// translated their destination, the main table without its default route, and the address's table.
 	prioritySent       = 32281
 	priorityMain       = 32282
 	priorityTranslated = 32283
-	// priorityBack is the priority of the node's rule for the way back from an address, where
-	// reverse path filtering looks it up for a request that asks for the address.
+	// priorityBack is the priority of the node's rule for the way back from an address, for the
+	// look-up of reverse path filtering for ARP requests for the address.
 	priorityBack = 32284
-	// loopback is the link by which packets come for a rule that were not received.
+	// loopback is the incoming link in rules for packets that the node itself sends.
 	loopback = "lo"
 )
 
-// routePlan describes routes and rules of one namespace.
+// routePlan describes routes and rules of a namespace.
 type routePlan struct{ wire.Plan }
 
-// planPod computes the routes of a container: through the gateway of its pools or, where the
-// node routes for it, to its link. links has the index of each segment's interface, and inside is the one of the node link. Services it
-// reaches by its node, which translates their addresses.
+// planPod computes the routes of a container: through the gateway of its pools or, if the node
+// routes for it, to its link. links has the index of each segment's interface, and inside is the
+// index of the node link. The container reaches Services by its node, which translates their
+// addresses.
 //
-// For each family the default route goes through the gateway of the first address with one.
-// An address with another gateway, or of another segment, has a table with its own way
-// out, which its packets take unless they are for the node.
+// For each family the default route goes through the gateway of the first address with a gateway.
+// An address with another gateway, or of another segment, has a table with its own way out, which
+// its packets take unless they are for the node.
 func planPod(spec Spec, segments []segment, links []int, inside int, backs []back) routePlan {
 	var plan routePlan
 	for _, is4 := range []bool{true, false} {
@@ -83,14 +84,14 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 	return plan
 }
 
-// viaNode is a route to a prefix through the node, by the node link.
+// viaNode returns a route to a prefix through the node, by the node link.
 func viaNode(b back, inside int, to netip.Prefix) netlink.Route {
 	r := toLink(b.source, inside, to, unix.RT_TABLE_MAIN)
 	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
 	return r
 }
 
-// hop is an address and the index of the pod's link that has it.
+// hop is an address and the index of the pod's link with it.
 type hop struct {
 	api.Address
 	link int
@@ -109,7 +110,7 @@ func (p *routePlan) addRouted(first *hop, here hop, table int) *hop {
 	return first
 }
 
-// addGateway does so for an address whose packets go to a gateway.
+// addGateway is addRouted for an address whose packets go to a gateway.
 func (p *routePlan) addGateway(first *hop, here hop, table int) *hop {
 	if first == nil {
 		p.Routes = append(p.Routes, viaGateway(here.Address, here.link, unix.RT_TABLE_MAIN))
@@ -127,14 +128,14 @@ func (p *routePlan) add(a api.Address, table int, routes ...netlink.Route) {
 	p.Rules = append(p.Rules, fromRule(a.Address, table))
 }
 
-// planRouted computes the node's routes for the packets that the address's container sends
-// through an ipvlan link in mode l3 or l3s. node is the index of the node link, lower is the
-// link below the container's. In mode l3 they take the gateway, also to addresses of the
-// subnet: other nodes answer for none of these.
+// planRouted computes the node's routes for the packets that the address's container sends through
+// an ipvlan link in mode l3 or l3s. node is the index of the node link, lower is the link below the
+// container's. In mode l3 they use the gateway even to addresses of the subnet, because nobody
+// answers for pods' addresses there.
 //
-// All rules except priorityBack's are for packets that the node itself sends; the kernel counts
-// the packets of ipvlan links as such (doc.go says why). The rule to the main table comes after
-// the rules to the address's: it does not say itself which address it belongs to.
+// All rules except priorityBack's are for packets that the node itself sends; the kernel counts the
+// packets of ipvlan links as such (doc.go explains this). The rule to the main table comes after
+// the rules to the address's table, because it does not show itself to which address it belongs.
 func planRouted(spec Spec, a api.Address, position, node int, lower netlink.LinkAttrs) routePlan {
 	table := tableOf(node, position)
 	sent, translated, main := fromRule(a.Address, table), fromRule(a.Address, table), fromRule(a.Address, unix.RT_TABLE_MAIN)
@@ -169,14 +170,14 @@ func tableOf(node, position int) int {
 	return tableBase + (node*wire.MaxAddresses+position)&^tableMask
 }
 
-// viaGateway is a default route through the pool's gateway.
+// viaGateway returns a default route through the pool's gateway.
 func viaGateway(a api.Address, link, table int) netlink.Route {
 	r := toLink(a.Address, link, rtnl.AnyPrefix(a.Address), table)
 	r.Gw, r.Flags, r.Scope = a.Gateway.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 	return r
 }
 
-// toLink is a route to a network on the link, from the address.
+// toLink returns a route to a network on the link, from the address.
 func toLink(from netip.Addr, link int, to netip.Prefix, table int) netlink.Route {
 	family := rtnl.FamilyOf(to.Addr())
 	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(to), Src: from.AsSlice(), Table: table, Family: family, Scope: rtnl.LinkScope(family)}
@@ -188,15 +189,16 @@ func fromRule(addr netip.Addr, table int) netlink.Rule {
 	return rule
 }
 
-// planNode computes the node's neighbour and route to the address through the node link; own is the node's own address, the zero Addr where
-// it has none of the family.
+// planNode computes the node's neighbour and route to the address through the node link; own is the
+// node's own address, the zero Addr if it has none of the family.
 func planNode(spec Spec, a api.Address, node netlink.Link, own netip.Addr) wire.Plan {
 	r := toLink(own, node.Attrs().Index, rtnl.SinglePrefix(a.Address), unix.RT_TABLE_MAIN)
 	r.Protocol = rtnl.Protocol
 	return wire.Plan{Neighs: []netlink.Neigh{rtnl.Neigh(node.Attrs().Index, a.Address, nodeLinkMAC(spec))}, Routes: []netlink.Route{r}}
 }
 
-// planBack computes the container's routes to the addresses of its node, in the order in which they need each other.
+// planBack computes the container's routes to the addresses of its node, in the order in which they
+// need each other.
 func planBack(b back, link int) []netlink.Route {
 	all := []netlink.Route{toLink(b.source, link, rtnl.SinglePrefix(b.node), unix.RT_TABLE_MAIN)}
 	for _, a := range b.others {
@@ -216,8 +218,8 @@ func planAddresses(spec Spec, g segment) (plan wire.Plan) {
 	return plan
 }
 
-// planAddress computes an address of the container's interface. Where the node routes for
-// it, no network is on the link.
+// planAddress computes an address of the container's interface. If the node routes for it, no
+// network is on the link.
 func planAddress(spec Spec, a api.Address) netlink.Addr {
 	prefix := netip.PrefixFrom(a.Address, a.Subnet.Bits())
 	if spec.routed() {

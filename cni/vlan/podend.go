@@ -18,8 +18,9 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// podEnd is the container's end of its node link and what belongs there, for families whose address the container has on any link: a
-// sandbox (gVisor) takes addresses and routes off, and keeps its own. Its functions run in the container's namespace.
+// podEnd is the container's end of its node link with its pieces, for families whose address the
+// container has on any link: a sandbox (gVisor) removes addresses and routes, and has its own
+// copies. Its functions run in the container's namespace.
 type podEnd struct {
 	d    *Driver
 	link netlink.Link
@@ -29,10 +30,10 @@ type podEnd struct {
 	backs  []back
 }
 
-// loose is a value of rp_filter: a source is good that a route leads to, by any link.
+// loose is a value of rp_filter: it accepts a source with a route by any link.
 const loose = 2
 
-// podEnd returns nil where nothing belongs there.
+// podEnd returns nil if the container's end must have no pieces.
 func (d *Driver) podEnd(node netlink.Link, backs []back) (*podEnd, error) {
 	link, err := rtnl.LinkOrNil(node.Attrs().Name)
 	if err != nil || link == nil {
@@ -58,7 +59,7 @@ func (d *Driver) podEnd(node netlink.Link, backs []back) (*podEnd, error) {
 	return e, nil
 }
 
-// inPodEnd calls do for the container's end, in its namespace, where something belongs there.
+// inPodEnd calls do for the container's end, in its namespace, if the end must have any pieces.
 func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*podEnd) error) error {
 	return insideOf(spec, func() error {
 		e, err := d.podEnd(node, backs)
@@ -69,9 +70,10 @@ func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*p
 	})
 }
 
-// set gives the end its address: for REDIRECT in the container, as of a sidecar, which Linux drops on a link without one, and for a loose
-// filter, which Linux applies strictly there. The filter is loose for packets from addresses to which another route leads: of Services in
-// the modes l3 and l3s, and of addresses that the node takes later.
+// set gives the end its address: on a link without an address Linux drops packets of REDIRECT in
+// the container, as of a sidecar, and applies a loose filter strictly. The filter is loose for
+// packets from addresses with another route: of Services in the modes l3 and l3s, and of addresses
+// that the node gets later.
 func (e *podEnd) set() error {
 	name := e.link.Attrs().Name
 	if slices.ContainsFunc(e.backs, func(b back) bool { return b.source.Is6() }) {
@@ -103,8 +105,9 @@ func (e *podEnd) set() error {
 	return errors.Join(errs...)
 }
 
-// compare returns the container's routes to its node's addresses that are missing, those to addresses that the node has no more, which may
-// be another node's now, and its routes to Services, as they should be, whose gateway is such an address.
+// compare compares the container's routes to its node's addresses. missing are missing routes.
+// stale are routes to addresses that the node no longer has, which may be another node's now. moved
+// are the corrected routes to Services whose gateway is such an address.
 func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
 	var have []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -141,7 +144,8 @@ func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
 	return missing, stale, moved, nil
 }
 
-// check returns ErrNotWired where something is missing, or leads where the node is no more.
+// check returns ErrNotWired if a piece is missing, or a route leads to an address that the node no
+// longer has.
 func (e *podEnd) check() error {
 	name := e.link.Attrs().Name
 	errs := []error{e.plan.Check(e.link)}
@@ -166,7 +170,7 @@ func (e *podEnd) check() error {
 		wrong("route %s on link %s is missing", r.Dst, name)
 	}
 	for _, r := range stale {
-		wrong("route %s on link %s leads to an address that the node has no more", r.Dst, name)
+		wrong("route %s on link %s leads to an address that the node no longer has", r.Dst, name)
 	}
 	for _, r := range moved {
 		wrong("route %s on link %s is not by %s", r.Dst, name, r.Gw)

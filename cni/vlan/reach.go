@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// The functions of this file work on links in the namespace of a node link's other end,
-// which the kernel knows by a number (nsid), whether or not a path leads there.
+// The functions of this file work on links in the namespace of a node link's other end, which the
+// kernel knows by a number (nsid), even without a path.
 
 func deleteIn(nsid int, link netlink.Link) error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
@@ -28,9 +28,9 @@ func deleteIn(nsid int, link netlink.Link) error {
 	return nil
 }
 
-// onLower lists the macvlan and ipvlan links among links that are on a link of the node and
-// belong to a use: every one on the lower link that no other use names, because a container
-// that may do so can rename its link and make another one of the old name.
+// onLower lists the macvlan and ipvlan links among links that are on a link of the node and belong
+// to a use: all links on the lower link that no other use names, because a container may rename its
+// link and make another link of the old name.
 func onLower(links []netlink.Link, u use, lower int, others []use) []netlink.Link {
 	var all []netlink.Link
 	for _, l := range links {

@@ -122,8 +122,8 @@ func mtuOf(spec Spec, lower netlink.Link) int {
 	return lower.Attrs().MTU
 }
 
-// ensureNodeLink makes the node link, if it is missing, and returns the node's end. It
-// replaces one whose other end is not in the container.
+// ensureNodeLink makes the node link, if it is missing, and returns the node's end. It replaces a
+// pair whose other end is not in the container.
 func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Link, error) {
 	name, alias := NodeLink(spec.ContainerID, spec.IfName), formatAlias(spec.Mode, uses)
 	node, err := rtnl.Pair{Host: name, Inside: name, HostMAC: rtnl.MACOf(hostMACPrefix, name), InsideMAC: nodeLinkMAC(spec), MTU: mtu}.Ensure(netns)
@@ -138,7 +138,8 @@ func nodeLinkMAC(spec Spec) net.HardwareAddr {
 	return rtnl.MACOf(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
 
-// setupNode makes the node's address on the node link, its routes to the container and, where it routes for it, from it.
+// setupNode makes the node's address on the node link, its routes to the container and, if the node
+// routes for the container, its routes from it.
 func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, backs []back) error {
 	// The link's packets are filtered before it is up.
 	if err := netfilter.Allow(d.sources, sourcesOf(spec, segments, lowers)...); err != nil {
@@ -161,15 +162,15 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		}
 		fault.Point("vlan/route")
 	}
-	// After the routes, of which the kernel deletes those from an address that the node has no more.
+	// This comes after the routes: the kernel deletes routes with a deleted address as source.
 	if err := wire.DeleteAddresses(node, stale); err != nil {
 		return err
 	}
 	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Apply(nil) })
 }
 
-// eachRouted calls do with the node's routes for the packets of each address that the node
-// routes for.
+// eachRouted calls do for each address for which the node routes, with the node's routes for its
+// packets.
 func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, do func(lower netlink.Link, plan routePlan) error) error {
 	if !spec.routed() {
 		return nil
@@ -186,7 +187,7 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 	return nil
 }
 
-// ownRules lists the node's rules of a family for addresses that the node routes for.
+// ownRules lists the node's rules of a family for addresses for which the node routes.
 func ownRules(family int) ([]netlink.Rule, error) {
 	all, err := rtnl.Rules(family)
 	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Priority < prioritySent || r.Priority > priorityBack }), err
@@ -257,8 +258,7 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 	return made, err
 }
 
-// guardOf returns the guard of a segment. ipvlan links have the MAC address of the link that
-// they are on.
+// guardOf returns the guard of a segment. ipvlan links have the MAC address of the link below.
 func guardOf(spec Spec, g segment, lower netlink.Link) guard {
 	f := guard{device: g.ifName, speaker: speech{mac: g.mac, addrs: g.addrs}}
 	switch spec.Mode {
@@ -271,8 +271,8 @@ func guardOf(spec Spec, g segment, lower netlink.Link) guard {
 	return f
 }
 
-// ensureInterface makes the container's interface, down. It returns the port of the bridge
-// in mode bridge, else nil.
+// ensureInterface makes the container's interface, down. In mode bridge it returns the port of the
+// bridge, otherwise nil.
 func (d *Driver) ensureInterface(spec Spec, netns ns.NetNS, g segment, lower netlink.Link) (netlink.Link, error) {
 	switch spec.Mode {
 	case Bridge:
@@ -321,8 +321,8 @@ func (d *Driver) ensureInterface(spec Spec, netns ns.NetNS, g segment, lower net
 	})
 }
 
-// deleteLeftovers deletes links of the container that an interrupted set-up left, or one
-// with another configuration.
+// deleteLeftovers deletes links of the container from an interrupted set-up, or from a set-up with
+// another configuration.
 func deleteLeftovers(netns ns.NetNS, names ...string) error {
 	return netns.Do(func(ns.NetNS) error {
 		for _, name := range names {
@@ -352,7 +352,7 @@ func kernelMode(mode IPvlanMode) netlink.IPVlanMode {
 	return netlink.IPVLAN_MODE_L2
 }
 
-// isSegment returns whether a link of the container is the segment's interface.
+// isSegment reports whether a link of the container is the segment's interface.
 func isSegment(spec Spec, g segment, link, lower netlink.Link) bool {
 	if link.Type() != string(spec.Mode) || link.Attrs().ParentIndex != lower.Attrs().Index {
 		return false

@@ -24,7 +24,7 @@ const (
 	Macvlan Mode = "macvlan"
 	IPvlan  Mode = "ipvlan"
 	Pure    Mode = "pure"
-	// SRIOV is for the plugin berth-sriov alone.
+	// SRIOV is only for the plugin berth-sriov.
 	SRIOV Mode = "sriov"
 )
 
@@ -42,9 +42,9 @@ const (
 type Config struct {
 	// Mode must be given.
 	Mode Mode `json:"mode"`
-	// IPvlanMode is for mode ipvlan alone; empty means l2.
+	// IPvlanMode is only for mode ipvlan; empty means l2.
 	IPvlanMode IPvlanMode `json:"ipvlanMode,omitempty"`
-	// Bridge is the node's bridge for addresses without a VLAN, for mode bridge alone.
+	// Bridge is the node's bridge for addresses without a VLAN, only for mode bridge.
 	Bridge string `json:"bridge,omitempty"`
 	// PhysicalFunctions are the links of the cards whose virtual functions containers get, for
 	// mode sriov alone; empty means the uplink.
@@ -86,23 +86,24 @@ func (c Config) Cards(uplink string) []string {
 	return []string{uplink}
 }
 
-// routed returns whether the node routes for the container.
+// routed reports whether the node routes for the container.
 func (c Config) routed() bool { return c.Mode == IPvlan && (c.IPvlanMode == L3 || c.IPvlanMode == L3S) }
 
-// takesPart returns whether the node sends and receives packets on the link below, for the
+// takesPart reports whether the node sends and receives packets on the link below, for the
 // container.
 func (c Config) takesPart() bool { return c.Mode == Pure || c.routed() }
 
-// answers returns whether the node answers for the container's addresses on the uplink.
+// answers reports whether the node answers for the container's addresses on the uplink.
 func (c Config) answers() bool { return c.Mode == IPvlan && c.IPvlanMode == L3S }
 
-// Spec describes an interface of a container and its addresses. Its MTU applies to the container's
-// interfaces, and 0 means the MTUs of the links below them. A MAC address is for the first of the
-// interfaces, and ipvlan links have the uplink's.
+// Spec describes an interface of a container and its addresses. Its MTU is for the container's
+// interfaces; 0 means the MTUs of the links below them. Its MAC address is for the first interface;
+// ipvlan links have the uplink's MAC address.
 type Spec struct {
 	wire.Spec
 	Config
-	// Services are prefixes to which the container sends by its node, where the node does not route for it anyway.
+	// Services are prefixes to which the container sends by its node, if the node does not route for
+	// it anyway.
 	Services []netip.Prefix
 }
 
@@ -133,7 +134,7 @@ func (s Spec) validate() error {
 	return nil
 }
 
-// segment is one interface of the container: the addresses of one VLAN.
+// segment is an interface of the container, with the addresses of a VLAN.
 type segment struct {
 	vlan   int
 	ifName string
@@ -141,7 +142,7 @@ type segment struct {
 	mac    net.HardwareAddr
 }
 
-// segments groups the addresses by VLAN, in the order of each one's first address.
+// segments groups the addresses by VLAN, in the order of the first address of each VLAN.
 func (s Spec) segments() []segment {
 	var all []segment
 	position := map[int]int{}

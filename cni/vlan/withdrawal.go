@@ -21,8 +21,8 @@ import (
 )
 
 // Withdraw stops the container from using its addresses at once: it deletes the container's
-// interfaces in the pools' networks, and the node's routes to it. The node link stays, down.
-// It needs neither the container's namespace by its path nor a record of its interfaces.
+// interfaces in the pools' networks, and the node's routes to it. The node link stays, but is down.
+// Withdraw needs neither the path of the container's namespace nor a record of its interfaces.
 func (d *Driver) Withdraw(spec Spec) error {
 	if spec.Mode == Pure {
 		return d.wirer.Withdraw(spec.Spec)
@@ -42,8 +42,8 @@ func (d *Driver) Withdraw(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-// Teardown withdraws the container's addresses, and removes the node link, and the VLAN
-// links and bridges that no other container uses. It succeeds where pieces are missing.
+// Teardown withdraws the container's addresses, and removes the node link, and the VLAN links and
+// bridges that no other container uses. It succeeds if pieces are missing.
 func (d *Driver) Teardown(spec Spec) error {
 	if spec.Mode == Pure {
 		return errors.Join(d.wirer.Teardown(spec.Spec), d.sweep())
@@ -53,8 +53,8 @@ func (d *Driver) Teardown(spec Spec) error {
 	return errors.Join(err, wire.DeleteEnd(NodeLink(spec.ContainerID, spec.IfName)), sweepLowers(), sweepGuards(), d.sweep())
 }
 
-// deleteInterfaces deletes the container's interfaces in the pools' networks. node is nil
-// where the node link is missing.
+// deleteInterfaces deletes the container's interfaces in the pools' networks. node is nil if the
+// node link is missing.
 func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	uses, ports := usesOfNode(spec, node), portsOf(spec, node)
 	errs := []error{d.giveFunctions(spec, node)}
@@ -86,8 +86,8 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 		}
 		return errors.Join(errs...)
 	}
-	// Without a node link only a path leads to the namespace; where there is none either,
-	// no namespace is left that had both.
+	// Without a node link the namespace is found only by its path. Without a path, too, no namespace
+	// that had both is left.
 	netns, err := rtnl.FindNS(spec.NetNS)
 	if err != nil || netns == nil {
 		return errors.Join(append(errs, err)...)
@@ -110,8 +110,8 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// usesOfNode returns the container's macvlan or ipvlan interfaces by the alias of the node
-// link or, where that is missing, by spec.
+// usesOfNode returns the container's macvlan or ipvlan interfaces by the alias of the node link or,
+// if the node link is missing, by spec.
 func usesOfNode(spec Spec, node netlink.Link) []use {
 	if node != nil {
 		if mode, uses, ok := parseAlias(node.Attrs().Alias); ok {
@@ -174,7 +174,7 @@ func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []net
 	for _, u := range uses {
 		lower, ok := lowers[u.lower]
 		if !ok {
-			// The kernel deleted them with the lower link.
+			// The kernel has deleted them with the lower link.
 			continue
 		}
 		others := slices.DeleteFunc(slices.Clone(uses), func(o use) bool { return o == u })
@@ -183,8 +183,8 @@ func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []net
 	return all
 }
 
-// withdrawNode removes the node's routes, rules, addresses and answers for the container. node is nil
-// where the node link is missing.
+// withdrawNode removes the node's routes, rules, addresses and answers for the container. node is
+// nil if the node link is missing.
 func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	index, name := 0, NodeLink(spec.ContainerID, spec.IfName)
 	addrs := map[netip.Addr]bool{}
@@ -213,8 +213,8 @@ func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// stopUnlessElsewhere removes the node's answers for an address unless another link of the node than the one with the
-// index has a route to it.
+// stopUnlessElsewhere removes the node's answers for an address unless another link of the node
+// than the one with the index has a route to it.
 func stopUnlessElsewhere(addr netip.Addr, index int) error {
 	routes, err := hostRoutes(addr)
 	if err != nil || isElsewhere(routes, index) {
@@ -272,7 +272,7 @@ func deleteTables(match func(table int) bool) error {
 		if err != nil {
 			return err
 		}
-		// Rules to the main table go first, so that none is left alone.
+		// Rules to the main table go first, because without the others they would not be found.
 		kept := map[netip.Prefix]bool{}
 		for _, r := range rules {
 			if isOurTable(r.Table) && !match(r.Table) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package xtables finds out which of the two programs that are called iptables a network namespace has. They
-// write to different tables of the kernel, and a node's programs see the rules of one.
+// Package xtables finds the variant of iptables that a network namespace uses. The two variants
+// write to different tables of the kernel, and the programs of a node see only one of them.
 package xtables
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/google/nftables"
 )
 
-// Variant is one of the two programs.
+// Variant is a variant of iptables.
 type Variant string
 
 // The variants, as Debian names their programs: iptables-nft, iptables-legacy.
@@ -24,17 +24,17 @@ const (
 	Legacy Variant = "legacy"
 )
 
-// Variants are both.
+// Variants are all variants.
 var Variants = []Variant{NFT, Legacy}
 
-// Program is the path of Debian's program, which acts as the command that its first argument names.
+// Program returns the path of Debian's program, whose first argument is the command.
 func (v Variant) Program() string { return "/usr/sbin/xtables-" + string(v) + "-multi" }
 
-// hints are chains that kubelet makes in the table mangle, with the iptables that it has.
+// hints are chains that kubelet makes in the table mangle, with its variant of iptables.
 var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
-// Choose returns the variant whose rules the network namespace of the process has: kubelet's chains decide.
-// Without them it is Legacy where Legacy has rules, since only an iptables command makes them.
+// Choose returns the variant of the network namespace of the process: kubelet's chains decide.
+// Without them it is Legacy if Legacy has rules, because only an iptables command makes such rules.
 func Choose() Variant {
 	if !hasHint() && anyLegacy(hasRules) {
 		return Legacy
@@ -42,7 +42,8 @@ func Choose() Variant {
 	return NFT
 }
 
-// OfKubernetes returns the variant in which kubelet or kube-proxy has chains, false where neither has any.
+// OfKubernetes returns the variant in which kubelet or kube-proxy has chains, and false if neither
+// has any.
 func OfKubernetes() (Variant, bool) {
 	if hasHint() {
 		return NFT, true
@@ -50,7 +51,8 @@ func OfKubernetes() (Variant, bool) {
 	return Legacy, anyLegacy(func(saved []byte) bool { return bytes.Contains(saved, []byte("\n:KUBE-")) })
 }
 
-// hasHint says whether kubelet's chains are nftables'. The program that runs next reports errors.
+// hasHint reports whether kubelet's chains are in nftables. It ignores errors, which the next
+// program reports.
 func hasHint() bool {
 	conn, err := nftables.New()
 	if err != nil {
@@ -66,12 +68,12 @@ func hasHint() bool {
 	return false
 }
 
-// legacyNames are the files that name the tables of Legacy in the network namespace of the thread, by the
-// command that saves them.
+// legacyNames are the files that name the tables of Legacy in the network namespace of the thread,
+// by the command that saves them.
 var legacyNames = map[string]string{"iptables-save": "/proc/thread-self/net/ip_tables_names", "ip6tables-save": "/proc/thread-self/net/ip6_tables_names"}
 
-// anyLegacy returns whether the rules of Legacy of a family have a property. To list a table makes it, so only
-// tables that there are already are looked at.
+// anyLegacy reports whether the Legacy rules of any family have a property. It lists only existing
+// tables, because listing a table creates it.
 func anyLegacy(has func(saved []byte) bool) bool {
 	for save, tables := range legacyNames {
 		if text, err := os.ReadFile(tables); err != nil || len(text) == 0 {
@@ -96,7 +98,8 @@ func hasRules(saved []byte) bool {
 	return false
 }
 
-// HasTable returns whether the network namespace of the thread has a table of a variant, without making it.
+// HasTable reports whether the network namespace of the thread has a table of a variant, without
+// making it.
 func (v Variant) HasTable(name string) bool {
 	if v == Legacy {
 		for _, file := range legacyNames {

@@ -24,20 +24,20 @@ type Identity struct {
 	key         ed25519.PrivateKey
 }
 
-// NewIdentity returns the identity of the node that a certificate names, by the key of the certificate.
+// NewIdentity returns the identity of the node in a certificate; key is the certificate's.
 func NewIdentity(certificate *x509.Certificate, key ed25519.PrivateKey) (*Identity, error) {
 	public, ok := certificate.PublicKey.(ed25519.PublicKey)
 	if !ok || !public.Equal(key.Public()) {
-		return nil, errors.New("the certificate is of another key")
+		return nil, errors.New("the certificate has another key")
 	}
 	return &Identity{Node: nodeOf(certificate), certificate: certificate.Raw, key: key}, nil
 }
 
-// NewCodec returns a codec that believes the nodes whose certificates one of the authorities has signed. Without an identity it
-// only reads.
+// NewCodec returns a codec that believes nodes with a certificate of one of the authorities.
+// Without an identity it only reads.
 func NewCodec(authorities []*x509.Certificate, own *Identity) (*Codec, error) {
 	if len(authorities) == 0 {
-		return nil, errors.New("there is no authority")
+		return nil, errors.New("no certificate authority is given")
 	}
 	return &Codec{own: own, senders: &senders{authorities: authorities, known: map[string]sender{}}}, nil
 }
@@ -53,7 +53,8 @@ type sender struct {
 	ends time.Time
 }
 
-// maxSenders are known at most: four certificates for each node of a large cluster, some 10 MB.
+// maxSenders limits the known senders: four certificates for each node of a large cluster, some 10
+// MB.
 const maxSenders = 20_000
 
 // senders are the nodes that were heard. The methods may run in parallel.
@@ -64,7 +65,7 @@ type senders struct {
 	known map[string]sender
 }
 
-// find returns the node of a certificate, which may have ended.
+// find returns the node of a certificate, which may have expired.
 func (s *senders) find(certificate []byte, unknown *rate.Limiter) (sender, error) {
 	s.mu.Lock()
 	known, ok := s.known[string(certificate)]
@@ -82,7 +83,7 @@ func (s *senders) find(certificate []byte, unknown *rate.Limiter) (sender, error
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.known) >= maxSenders {
-		// Any of them: it is looked at again when it speaks.
+		// Any sender will do: its certificate is checked again with its next datagram.
 		for other := range s.known {
 			delete(s.known, other)
 			break
@@ -98,8 +99,9 @@ func (s *senders) forget(certificate []byte) {
 	delete(s.known, string(certificate))
 }
 
-// verify returns the node of a certificate that an authority has signed. When its time began does not matter: a node whose clock
-// is behind would hear nobody, and none is signed for a later time.
+// verify returns the node of a certificate that an authority has signed. It ignores when the
+// certificate becomes valid: otherwise a node whose clock is slow would hear nobody, and no
+// authority signs for a later time.
 func (s *senders) verify(der []byte) (sender, error) {
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {

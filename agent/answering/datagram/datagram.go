@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datagram writes and reads the datagrams in which nodes send each other messages of package answering. It is
-// pure; it sends nothing.
+// Package datagram writes and reads the datagrams in which nodes send each other messages of
+// package answering. It is pure; it sends nothing.
 //
 // # Format
 //
-// Version 1, whole numbers big-endian. A string is its length in one byte, and its bytes. An address is its length in one
-// byte, 0, 4 or 16, and its bytes.
+// Version 1, whole numbers big-endian. A string is its length in one byte, and its bytes. An
+// address is its length in one byte, 0, 4 or 16, and its bytes.
 //
 //	"bth" 1
 //	certificate 2 bytes length, and the DER of the sender's X.509 certificate. The CommonName of its subject is the name of
@@ -21,8 +21,9 @@
 //	  MAC       1 byte 0 or 6: its length, and its bytes
 //	signature   64 bytes, Ed25519, of all bytes before
 //
-// So a node speaks for itself only. The cluster is in it by the authority that signed the certificate. Of a datagram that is repeated
-// package answering heeds only messages that stay true; the others have the nonce of a question.
+// So a node speaks for itself only. The authority that signed the certificate identifies the
+// cluster. If somebody repeats a datagram, package answering heeds only messages that stay true;
+// all other messages need the nonce of a question.
 package datagram
 
 import (
@@ -55,31 +56,33 @@ const (
 
 // The reasons for which a Codec refuses a datagram.
 var (
-	// ErrMalformed: it has not the format.
+	// ErrMalformed: the datagram is not in the format.
 	ErrMalformed = errors.New("malformed")
-	// ErrFormat: it has another version of the format.
+	// ErrFormat: the datagram is in another version of the format.
 	ErrFormat = errors.New("another version of the format")
-	// ErrBusy: the sender is not known yet, and too many such were looked at just now.
+	// ErrBusy: the sender is not known yet, and too many unknown senders were checked just now.
 	ErrBusy = errors.New("too many unknown senders")
 	// ErrCertificate: no authority of this cluster has signed the sender's certificate.
 	ErrCertificate = errors.New("without a certificate of this cluster")
-	// ErrExpired: the sender's certificate was this cluster's, and has ended by the clock of this node.
+	// ErrExpired: the sender's certificate is from this cluster, but has expired by this node's clock.
 	ErrExpired = errors.New("by a certificate that has ended")
 	// ErrSignature: the node of the certificate has not signed it.
 	ErrSignature = errors.New("wrongly signed")
 )
 
-// Codec writes a node's datagrams and reads the ones of its cluster. Its methods may run in parallel.
+// Codec writes a node's datagrams and reads datagrams of its cluster. Its methods may run in
+// parallel.
 type Codec struct {
 	own     *Identity
 	senders *senders
 }
 
-// Encode returns datagrams with all messages, in their order. All are from the node of the codec's identity. Its InternalIP is
-// the address by which others reach it outside of the segment, the zero Addr where it has none.
+// Encode returns datagrams with all messages, in their order. All messages are from the node of the
+// codec's identity. internalIP is the address by which others reach this node outside of the
+// segment, or the zero Addr.
 func (c *Codec) Encode(internalIP netip.Addr, messages []answering.Message) ([][]byte, error) {
 	if c.own == nil {
-		return nil, errors.New("there is no certificate to sign messages by")
+		return nil, errors.New("there is no certificate for signing messages")
 	}
 	head := binary.BigEndian.AppendUint16([]byte(magic), uint16(len(c.own.certificate)))
 	head, err := appendAddr(append(head, c.own.certificate...), internalIP)
@@ -186,11 +189,12 @@ const macLength = 6
 
 func known(k answering.Kind) bool { return k >= answering.Assert && k <= answering.Call }
 
-// Decode returns the messages of a datagram, of which there is one at least, and the InternalIP of the node that they are from. An error
-// wraps one of the reasons above. Each sender that is not known takes one of unknown, which may be nil, and one whose datagram was
-// wrongly signed is not known any more: so strangers, who can repeat certificates, cost no more than that. Where wants, if given, is
-// true of no message, the datagram is dropped before anybody looks who has signed it, which is what costs: there are no messages then, and no error.
-// It is called with messages that may be from anybody.
+// Decode returns the messages of a datagram, at least one, and the InternalIP of their node. An
+// error wraps one of the reasons above. Each unknown sender takes a token of unknown, which may be
+// nil. A sender whose datagram was wrongly signed becomes unknown again: so strangers, who can
+// repeat certificates, cost no more than the limit. If wants is given and true for no message,
+// Decode returns neither messages nor an error, and skips the check of the signature, which is
+// expensive. wants is called with messages that may be from anybody.
 func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter, wants func(answering.Message) bool) (internalIP netip.Addr, messages []answering.Message, err error) {
 	if len(datagram) < len(magic)+ed25519.SignatureSize || len(datagram) > MaxSize || string(datagram[:len(magic)-1]) != magic[:len(magic)-1] {
 		return netip.Addr{}, nil, ErrMalformed
@@ -225,7 +229,7 @@ func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter, wants func(answer
 	return internalIP, messages, nil
 }
 
-// reader reads the parts of a datagram. Once one is not there it has failed, and returns zeros.
+// reader reads the parts of a datagram. After a missing part it has failed, and returns zeros.
 type reader struct {
 	rest   []byte
 	failed bool

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package segment has the sockets by which a node takes part in package answering on a layer 2 segment: it sends messages
-// to all nodes, asks all hosts who answers for an address, and hears both. It decides nothing.
+// Package segment has the sockets by which a node takes part in package answering on a layer 2
+// segment: it sends messages to all nodes, asks all hosts who answers for an address, and hears
+// messages and answers. It decides nothing.
 //
 // # The way of the frames
 //
-// Messages are UDP datagrams in IP broadcast frames, which packet sockets send and hear on the pool's own link. So they go
-// the way of clients' ARP questions: the link needs no address, and neither routes nor reverse path filters nor rules of
-// iptables and nftables for IP packets see them. What is before packet sockets does: XDP, tc, nftables' netdev and bridge
-// chains, and for a bridge with net.bridge.bridge-nf-call-iptables=1 the chains of prerouting and postrouting.
+// Messages are UDP datagrams in IP broadcast frames, which packet sockets send and hear on the
+// pool's own link. So they go the way of clients' ARP questions: the link needs no address, and
+// neither routes nor reverse path filters nor rules of iptables and nftables for IP packets see
+// them. Only filters before packet sockets see them: XDP, tc, nftables chains of netdev and bridge
+// and, for a bridge with net.bridge.bridge-nf-call-iptables=1, the prerouting and postrouting
+// chains.
 //
 // The kernel drops all other frames, so that a busy segment costs nothing.
 //
-// A node that is cut off from the segment may have another network: messages to one node go to its InternalIP, too, as UDP
-// datagrams to a socket of the node there.
+// A node that is cut off from the segment may have another network: messages to one node go to its
+// InternalIP, too, as UDP datagrams to a socket of the node there.
 package segment
 
 import (
@@ -35,27 +38,31 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// Options are a Segment's.
+// Options are the options of a Segment.
 type Options struct {
-	// Codec returns the codec of the moment, nil while the node hears nobody, and an error while it can say nothing.
+	// Codec returns the present codec, nil while the node hears nobody, and an error while it cannot
+	// send.
 	Codec func() (*datagram.Codec, error)
-	// Refused, if given, gets the error of each datagram that is not believed, which wraps a reason of package
-	// datagram. Anybody on the segment can cause it at any rate.
+	// Refused, if given, gets the error of each refused datagram, which wraps a reason of package
+	// datagram. Anybody on the segment can cause calls at any rate.
 	Refused func(err error)
-	// Answers returns whether the node answers for an address on a link by proxy; see package conflict.
+	// Answers reports whether the node answers for an address on a link by proxy; see package
+	// conflict.
 	Answers func(link int, addr netip.Addr) (bool, error)
 	// Unicast, if given, sends messages to one node to its InternalIP, too.
 	Unicast *Unicast
 }
 
-// Of senders that are not known so many are looked at in a second, and at once: on a segment all nodes speak when a switch is back,
-// also to an agent that has just started; the socket for unicasts is open to strangers from anywhere.
+// These limit how many unknown senders are checked in a second, and at once. On a segment all nodes
+// speak when a switch is back, also to an agent that has just started. The socket for unicasts is
+// open to strangers from anywhere.
 const (
 	segmentUnknown, segmentUnknownAtOnce = 2000, 10_000
 	unicastUnknown, unicastUnknownAtOnce = 100, 1000
 )
 
-// read passes on the messages of a datagram, if one of them is wanted, and learns where its node is reached.
+// read passes on the messages of a datagram if any of them is wanted, and learns the sender's
+// address.
 func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answering.Message) bool, heard func(answering.Message)) {
 	codec, _ := o.Codec() // A node that can say nothing hears.
 	if codec == nil {
@@ -73,10 +80,10 @@ func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answeri
 	}
 }
 
-// Segment is a node's link to a segment, as the link was at Open: where it is replaced or gets another MAC, it
-// is opened anew. The methods may run in parallel.
+// Segment is a node's link to a segment. If the link is replaced or gets another MAC, the caller
+// opens a new Segment. The methods may run in parallel.
 type Segment struct {
-	// Asker asks all hosts, and hears their answers and claims.
+	// Asker asks all hosts, and hears their answers and ARP claims.
 	*conflict.Asker
 
 	options Options
@@ -84,12 +91,13 @@ type Segment struct {
 	unknown *rate.Limiter
 }
 
-// received is the size of the socket's buffer: when a switch is back, thousands of nodes send at once, three datagrams each, and
-// each costs this node a look at a signature, 50 µs. The kernel takes memory for what waits only.
+// received is the size of the socket's buffer. When a switch is back, thousands of nodes send three
+// datagrams each at once, and the check of each signature takes 50 µs. The kernel takes memory only
+// for datagrams that wait.
 const received = 16 << 20
 
-// Open returns the Segment of a link, in the network namespace of this goroutine's thread. Frames wait for Run from now
-// on. A link that is no Ethernet is an error.
+// Open returns the Segment of a link, in the network namespace of this goroutine's thread. Frames
+// wait for Run from now on. A link that is no Ethernet is an error.
 func Open(link int, options Options) (*Segment, error) {
 	s, err := open(link, options)
 	if err != nil {
@@ -142,7 +150,7 @@ func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
 		port        = ip + 20 + 2
 	)
 	drop := bpf.RetConstant{Val: 0}
-	// must drops frames that have another value.
+	// must drops frames with another value.
 	must := func(offset uint32, size int, value uint32) []bpf.Instruction {
 		return []bpf.Instruction{bpf.LoadAbsolute{Off: offset, Size: size}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipTrue: 1}, drop}
 	}
@@ -167,8 +175,8 @@ func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
 // Close ends the sockets, and Run.
 func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.Asker.Close()) }
 
-// Send sends messages of this node to all nodes of the segment, and the ones with a receiver to that, too. It runs in the network
-// namespace of the link.
+// Send sends messages of this node to all nodes of the segment. A message with a receiver also goes
+// to the receiver's InternalIP. It runs in the network namespace of the link.
 func (s *Segment) Send(messages []answering.Message) error {
 	codec, err := s.options.Codec()
 	if err != nil {
@@ -204,10 +212,12 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	return nil
 }
 
-// Run calls heard with each message of another node, but for datagrams of which wants is true for no message, answered with each
-// host's answer for an address, also to other hosts' IPv6 questions, and claimed with each claim of a defended address. It does so
-// until ctx ends, and returns nil then. It is called once. Calls may be in parallel, calls of heard are in the order of the frames.
-// Where the link goes down and comes up again it goes on; where it is removed, nothing is heard any more.
+// Run calls heard with each message of other nodes, but skips datagrams without a message that
+// wants accepts. It calls answered with each host's answer for an address, also to other hosts'
+// IPv6 questions, and claimed with each ARP claim of another host to a defended address. It runs
+// until ctx ends, and then returns nil. It is called once. Calls may be in parallel; calls of heard
+// are in the order of the frames. Run continues after the link was down; after the link is removed
+// it hears nothing.
 func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
 	return s.Hear(ctx, answered, claimed, conflict.Socket{Conn: s.conn, Each: func(f []byte) {
 		d, _ := frame.ParseDatagram(f) // Without a payload a frame is malformed.
@@ -215,7 +225,7 @@ func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, h
 	}})
 }
 
-// Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
+// Own returns the MAC of the link and an IPv4 address of the link, or the zero Addr.
 func (s *Segment) Own() (net.HardwareAddr, netip.Addr) {
 	return s.Link().HardwareAddr, s.Asker.Own(func(addr netip.Addr) bool { return addr.Is4() && addr.IsGlobalUnicast() })
 }

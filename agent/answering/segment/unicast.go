@@ -22,8 +22,9 @@ import (
 	"github.com/berth-dev/berth/agent/answering/datagram"
 )
 
-// Unicast is a node's UDP socket for messages to one node: they reach a node that is cut off from a segment, if it has
-// another network. It knows the InternalIPs of the nodes that were heard in the last hour. The methods may run in parallel.
+// Unicast is a node's UDP socket for messages to a single node. They reach a node that is cut off
+// from a segment but has another network. It knows the InternalIPs of the nodes that were heard in
+// the last hour. The methods may run in parallel.
 type Unicast struct {
 	options Options
 	own     netip.Addr
@@ -43,12 +44,13 @@ type host struct {
 // knownFor is how long a node is known after it was heard.
 const knownFor = time.Hour
 
-// pause follows each datagram, so that nobody who reaches the socket has the node read more than a thousand a second. The
-// kernel drops more than its buffer has room for.
+// pause follows each datagram, so that nobody can make the node read more than a thousand a second.
+// The kernel drops datagrams when its buffer is full.
 const pause = time.Millisecond
 
-// OpenUnicast returns the socket of a node, in the network namespace of this goroutine's thread. own is the node's
-// InternalIP, which need not be there yet. Datagrams wait for Run from now on. Of the options, Unicast is not used.
+// OpenUnicast returns the socket of a node, in the network namespace of this goroutine's thread.
+// own is the node's InternalIP, which need not be there yet. Datagrams wait for Run from now on. It
+// ignores options.Unicast.
 func OpenUnicast(ctx context.Context, own netip.Addr, options Options) (*Unicast, error) {
 	freebind := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var set error
@@ -71,7 +73,8 @@ func OpenUnicast(ctx context.Context, own netip.Addr, options Options) (*Unicast
 // Close ends the socket.
 func (u *Unicast) Close() error { return u.conn.Close() }
 
-// Run calls heard with each message of another node, until ctx ends, and returns nil then. It is called once.
+// Run calls heard with each message of another node, until ctx ends, and returns nil then. It is
+// called once.
 func (u *Unicast) Run(ctx context.Context, heard func(answering.Message)) error {
 	defer context.AfterFunc(ctx, func() { _ = u.conn.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, datagram.MaxSize+1)
@@ -108,7 +111,7 @@ func (u *Unicast) learn(node answering.Node, addr netip.Addr) {
 	maps.DeleteFunc(u.nodes, func(_ answering.Node, h host) bool { return now.Sub(h.heard) > knownFor })
 }
 
-// find returns where a node is reached; the zero Addr where that is not known.
+// find returns the InternalIP of a node, the zero Addr if not known.
 func (u *Unicast) find(node answering.Node) netip.Addr {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -123,7 +126,7 @@ func (u *Unicast) find(node answering.Node) netip.Addr {
 	return netip.Addr{}
 }
 
-// send sends the messages that have a receiver to it, where it is known how to reach it.
+// send sends each message with a receiver to the receiver, if its InternalIP is known.
 func (u *Unicast) send(codec *datagram.Codec, messages []answering.Message) error {
 	var receivers []answering.Node
 	for _, m := range messages {
@@ -157,7 +160,8 @@ func (u *Unicast) send(codec *datagram.Codec, messages []answering.Message) erro
 	return errors.Join(errs...)
 }
 
-// write does not wait for room in the socket's buffer: datagrams to a node that is off stay there until the kernel has given it up.
+// write does not wait for room in the socket's buffer: datagrams to a node that is off stay there
+// until the kernel has given it up.
 func (u *Unicast) write(d []byte, addr netip.Addr) error {
 	var to unix.Sockaddr
 	if addr.Is4() {

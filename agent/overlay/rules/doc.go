@@ -28,6 +28,6 @@
 //	    to the tunnel's port, destination in peers,
 //	    source not in peers                             drop; the node itself sends past this hook
 //
-// Only addresses of the node's own pod CIDRs are ever masqueraded, so a floating IP never
-// is, and a server in the cluster sees the pod that asks it.
+// Only addresses of the node's own pod CIDRs are masqueraded. So a floating IP is never
+// masqueraded, and a server in the cluster sees the address of its client pod.
 package rules

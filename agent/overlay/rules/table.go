@@ -18,23 +18,23 @@ const TableName = "berth-overlay"
 
 // Spec describes the table.
 type Spec struct {
-	// Bridge is the link of the node's pods where they are on a bridge, that of flannel. Otherwise each pod
-	// has a link of its own (package podlink).
+	// Bridge is flannel's bridge if the node's pods are on it. Otherwise each pod has a link of its
+	// own (package podlink).
 	Bridge string
 	// Subnets are the node's own pod CIDRs.
 	Subnets []netip.Prefix
 	// Inside are the destinations that are not masqueraded. They may overlap.
 	Inside []iprange.Range
-	// Masquerade is false where somebody else masquerades.
+	// Masquerade is false if another program masquerades.
 	Masquerade bool
-	// Tunnel is the UDP port by which packets come from other nodes, 0 where there is none, and Peers are
-	// the addresses of these nodes.
+	// Tunnel is the UDP port by which packets come from other nodes, 0 without a tunnel. Peers are the
+	// addresses of these nodes.
 	Tunnel uint16
 	Peers  []netip.Addr
 }
 
-// Put makes the table as the Spec says, in one transaction, and returns whether something
-// was missing or different. It is idempotent; the caller makes calls one after another.
+// Put makes the table as the Spec says, in one transaction, and reports whether something was
+// missing or different. It is idempotent; the caller makes calls one after another.
 func Put(spec Spec) (changed bool, err error) {
 	changed, err = tableOf(spec).Sync()
 	if err != nil {
@@ -76,8 +76,8 @@ func tableOf(spec Spec) *nftables.Table {
 	return t
 }
 
-// intervals returns the set that has the ranges of one family: for each range its first address,
-// and as an end the address after its last.
+// intervals returns the set with the ranges of one family: for each range its first address and, as
+// the end, the address after its last.
 func intervals(name string, ip *nftables.IP, ranges []iprange.Range) *nftables.Set {
 	var of []iprange.Range
 	for _, r := range ranges {
@@ -123,8 +123,9 @@ func tunnelRules(port uint16) (all []nftables.Rule) {
 	return all
 }
 
-// wrappedRules keep packets that the node forwards from the tunnels of others: these would take the node for
-// their sender where it masquerades them. The node may be the router of other nodes.
+// wrappedRules keep the node from forwarding packets of strangers into the tunnels of other nodes:
+// if it masqueraded them, the other nodes would take this node for the sender. The node may be the
+// router of other nodes.
 func wrappedRules(port uint16) (all []nftables.Rule) {
 	for _, ip := range nftables.IPs {
 		all = append(all, nftables.NewRule("only nodes wrap packets", ip.Is, toTunnel(port), nftables.In("peers"+ip.Suffix, ip.DAddr), nftables.NotIn("peers"+ip.Suffix, ip.SAddr), nftables.Drop))
@@ -142,7 +143,7 @@ func masqueradeRules(spec Spec) (all []nftables.Rule) {
 		nftables.V6: nftables.V6.DAddr.And(0xff).IsNot(0xff), // ff00::/8
 	}
 	for _, ip := range nftables.IPs {
-		// Two pods' connections must not get one port.
+		// Connections of two pods must not get the same port.
 		all = append(all, nftables.NewRule("the network outside does not know the pods of this network", ip.Is, nftables.In("subnets"+ip.Suffix, ip.SAddr),
 			outside, nftables.NotIn("inside"+ip.Suffix, ip.DAddr), notMulticast[ip], nftables.MasqueradeRandom))
 	}

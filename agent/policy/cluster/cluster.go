@@ -25,9 +25,9 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Sink receives each change; policy.Index is one. Its methods are called one at a time, and each sees
-// the cluster as it is just after the change that it receives. They do no I/O, and call neither Do,
-// Ensure nor Wait. The values are the sink's: nobody changes them.
+// Sink receives each change; policy.Index is a Sink. Its methods are called one at a time, and each
+// sees the cluster just after the received change. They do no I/O, and call neither Do, Ensure nor
+// Wait. Nobody changes the values later.
 type Sink interface {
 	SetNetworkPolicy(p *networkingv1.NetworkPolicy)
 	DeleteNetworkPolicy(namespace, name string)
@@ -35,7 +35,7 @@ type Sink interface {
 	DeleteClusterPolicy(name string)
 	SetNamespace(name string, labels map[string]string)
 	DeleteNamespace(name string)
-	// SetPod tells a pod that came (was is nil), went (is is nil) or changed, which then has the
+	// SetPod receives a pod that came (was is nil), went (is is nil) or changed; a changed pod has the
 	// same name and UID.
 	SetPod(was, is *policy.Pod)
 }
@@ -60,33 +60,34 @@ type Options struct {
 	Patience time.Duration
 }
 
-// Cluster is the cluster as the policies of a node see it. It is a policy.Cluster, which is to be
-// read in Do and by the Sink only; its other methods are safe in parallel.
+// Cluster is the cluster as the policies of a node see it. It implements policy.Cluster; these
+// methods may be called only in Do and by the Sink. The other methods are safe in parallel.
 type Cluster struct {
 	o Options
 	// soon wakes Run when other objects are needed.
 	soon wakeup.Signal
 
-	// mu guards all fields below. The sink is called under it, so that cluster and sink always agree.
+	// mu guards all fields below. The sink is called under mu, so that cluster and sink always agree.
 	mu       sync.Mutex
 	sink     Sink
 	store    store
 	floating floating
-	// nodes are in the namespace of nodes.
+	// nodes has the nodes, as pods of policy.NodeNamespace.
 	nodes    store
 	policies map[types.NamespacedName]*entry
-	// waiting is how many policies the sink has not been told.
+	// waiting is how many policies the sink has not received yet.
 	waiting int
-	// passes count the readings of all NetworkPolicies and of all ClusterNetworkPolicies.
+	// These count the full lists of NetworkPolicies and ClusterNetworkPolicies.
 	networkPass, clusterPass uint32
-	// These say which kinds have been read whole, and of which scope the pods.
+	// These say which kinds have been read completely, and in which scope pods have.
 	networkRead, clusterRead, definitionsRead, namespacesRead, nodesRead bool
 	podsRead                                                             scope
-	// installed says whether the cluster has ClusterNetworkPolicies; later, that it had none before.
+	// installed says whether the cluster has the kind ClusterNetworkPolicy; later says that the kind
+	// came after the start.
 	installed, installedNow, later bool
-	// unserved is why they cannot be read though they are installed.
+	// unserved is why ClusterNetworkPolicies cannot be read although they are installed.
 	unserved error
-	// errs has by the kind why it cannot be read.
+	// errs has, for each kind that cannot be read, the reason.
 	errs map[string]error
 	// news is closed when something was read, and replaced.
 	news chan struct{}
@@ -98,7 +99,8 @@ type entry struct {
 	generation int64
 	need       scope
 	pass       uint32
-	// told says that the sink has the policy, tell tells it its newest form, and is nil after.
+	// told says that the sink has the policy. tell sends the newest version to the sink; it is nil
+	// afterwards.
 	told bool
 	tell func()
 }
@@ -141,7 +143,7 @@ func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
 // Pod implements policy.Cluster, within Do.
 func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod { return c.store.pod(name) }
 
-// Held counts the objects that a Cluster has in memory.
+// Held has the numbers of objects that a Cluster has in memory.
 type Held struct {
 	NetworkPolicies, ClusterPolicies, Namespaces, Pods, Nodes int
 	// Shapes is how many different labels with ports the pods, namespaces and nodes have.
@@ -163,16 +165,16 @@ func (c *Cluster) Held() Held {
 	return h
 }
 
-// HasSynced returns whether the sink knows all policies that are known to exist, and all that they
-// need. It does not block for I/O.
+// HasSynced reports whether the sink knows all policies that are known to exist, and all objects
+// that they need. It does not block for I/O.
 func (c *Cluster) HasSynced() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.missing() == ""
 }
 
-// Wait returns nil when HasSynced, and an error that names the missing objects when the context ends
-// before.
+// Wait returns nil when HasSynced, and an error that names the missing objects when the context
+// ends before.
 func (c *Cluster) Wait(ctx context.Context) error {
 	for {
 		c.mu.Lock()
@@ -201,7 +203,7 @@ const (
 	nodes           = "nodes"
 )
 
-// missing returns the kind that is waited for.
+// missing returns a kind that has not been read yet.
 func (c *Cluster) missing() string {
 	switch {
 	case !c.networkRead:
@@ -241,7 +243,7 @@ func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 		}
 	}()
 	have := nothing
-	// patience ends some time after fewer pods are needed.
+	// patience fires some time after fewer pods are needed.
 	var patience <-chan time.Time
 	for expired := false; ctx.Err() == nil; {
 		c.mu.Lock()
@@ -289,7 +291,7 @@ func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 	return nil
 }
 
-// following is feeds that run.
+// following is a group of running feeds.
 type following struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -304,7 +306,7 @@ func (f *following) start(ctx context.Context, feeds ...*feed) {
 	}
 }
 
-// stop returns when none will tell anything.
+// stop returns when no feed calls a function any more.
 func (f *following) stop() {
 	if f.cancel == nil {
 		return
@@ -323,12 +325,12 @@ func (c *Cluster) need() scope {
 	return need
 }
 
-// isKnown returns whether all that a policy needs has been read.
+// isKnown reports whether all that a policy needs has been read.
 func (c *Cluster) isKnown(need scope) bool {
 	return c.namespacesRead && c.podsRead >= need && (need < allNodes || c.floating.read) && (need < withNodes || c.nodesRead)
 }
 
-// lower notes that no more pods than that will be held; it returns false where they are needed again.
+// lower reduces the held pods to a scope; it returns false if more pods are needed again.
 func (c *Cluster) lower(to scope) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -402,8 +404,9 @@ func (c *Cluster) clusterFeed() *feed {
 	return f
 }
 
-// noteAbsence notes that ClusterNetworkPolicies are installed and not served. Known ones stay. Where none are
-// known, the first of a new kind may come later; but an agent that begins now cannot tell that there are none.
+// noteAbsence notes that ClusterNetworkPolicies are installed and not served. Known policies stay.
+// If none are known, the kind may be new and the first policy may come later; but an agent that has
+// just started cannot know that there are none.
 func (c *Cluster) noteAbsence(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -417,15 +420,16 @@ func (c *Cluster) noteAbsence(err error) {
 	c.tellNews()
 }
 
-// Unserved returns why ClusterNetworkPolicies cannot be read though they are installed; nil where they can.
+// Unserved returns why ClusterNetworkPolicies cannot be read although they are installed, or nil.
 func (c *Cluster) Unserved() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.unserved
 }
 
-// policyFeed returns the feed of a kind of policies: pass counts its listings, read says that there was
-// one, needOf returns which pods must be known for a policy, and tell tells the sink of it.
+// policyFeed returns the feed of a kind of policies: pass counts its full lists, read says that
+// there was a full list, needOf returns the pods that must be known for a policy, and tell sends a
+// policy to the sink.
 func policyFeed[P metav1.Object](c *Cluster, kind string, source cache.ListerWatcher, pass *uint32, read *bool, needOf func(P) scope, tell func(P)) *feed {
 	return newFeed(c, kind, source, func() { *pass++ },
 		func(p P, _ bool) {
@@ -475,7 +479,7 @@ func (c *Cluster) install(installed bool) {
 	c.soon.Send()
 }
 
-// setPolicy has the sink told of a policy, as soon as all that it needs is known.
+// setPolicy sends a policy to the sink as soon as all objects that it needs are known.
 func (c *Cluster) setPolicy(about metav1.Object, need scope, tell func()) {
 	name := types.NamespacedName{Namespace: about.GetNamespace(), Name: about.GetName()}
 	pass := c.networkPass
@@ -509,7 +513,7 @@ func (c *Cluster) tellPolicy(e *entry) {
 	c.waiting--
 }
 
-// tellPolicies tells the policies that have waited for objects which are read by now.
+// tellPolicies sends policies to the sink that waited for objects and whose objects are known now.
 func (c *Cluster) tellPolicies() {
 	if c.waiting > 0 {
 		for _, e := range c.policies {
@@ -539,7 +543,7 @@ func (c *Cluster) deletePolicy(name types.NamespacedName) {
 	c.tellNews()
 }
 
-// sweepPolicies deletes the policies of a kind that were not in the last reading of all.
+// sweepPolicies deletes the policies of a kind that were not in the last full list.
 func (c *Cluster) sweepPolicies(cluster bool, pass uint32) {
 	for name, e := range maps.Clone(c.policies) {
 		if (name.Namespace == "") == cluster && e.pass != pass {
@@ -608,12 +612,13 @@ func (c *Cluster) nodeFeed() *feed {
 		})
 }
 
-// sweepNodes forgets the nodes that were not in the last reading of all.
+// sweepNodes forgets the nodes that were not in the last full list.
 func (c *Cluster) sweepNodes(version string) {
 	c.nodes.sweepPods(policy.NodeNamespace, version, c.tellPod)
 }
 
-// nodeOf returns a node with "the IPs present in the node.Status.Addresses field", beside which there are names.
+// nodeOf returns a node with "the IPs present in the node.Status.Addresses field", without the
+// names there.
 func nodeOf(n *corev1.Node) *policy.Pod {
 	node := &policy.Pod{NamespacedName: nodeName(n), UID: n.UID, Labels: n.Labels}
 	for _, a := range n.Status.Addresses {
@@ -669,7 +674,7 @@ func (c *Cluster) setPod(p *corev1.Pod) {
 	c.tellPod(c.store.delete(name, c.store.uid(name)))
 }
 
-// replacePod puts a pod into a store in place of any other one of its name.
+// replacePod puts a pod into a store in place of any other pod of its name.
 func (c *Cluster) replacePod(into *store, pod *policy.Pod) {
 	if before := into.uid(pod.NamespacedName); before != "" && before != pod.UID {
 		c.tellPod(into.delete(pod.NamespacedName, before))
@@ -695,9 +700,9 @@ func (c *Cluster) sweepPods(version string) {
 	}
 }
 
-// Ensure has the sink know a pod of this node and its namespace, where policies need them: a pod's
-// ADD may come before the watch tells the pod. It reads unknown objects from the API server. It
-// returns an error if the pod has another UID by now.
+// Ensure makes the sink know a pod of this node and its namespace, if policies need them: a pod's
+// ADD may come before the watch's event. It reads unknown objects from the API server. It returns
+// an error if the pod has another UID by now.
 func (c *Cluster) Ensure(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
 	c.mu.Lock()
 	idle := c.need() == nothing

@@ -22,21 +22,21 @@ import (
 )
 
 // feed follows the objects of one kind: it is the source and the store of a cache.Reflector. The
-// reflector lists, watches, and begins again after errors. A list through it would have all objects
-// in memory at once, and so would its own streaming: so the feed hands the objects of a list
-// over by itself, each as it comes, and the reflector sees a list without objects.
+// reflector lists, watches, and begins again after errors. The reflector's own lists, also streamed
+// lists, have all objects in memory at once. So the feed itself passes on each object of a list as
+// it comes, and the reflector sees a list without objects.
 type feed struct {
 	kind   string
 	source cache.ListerWatcher
-	// selector is of fields.
+	// selector is a field selector.
 	selector string
-	// absent is called where the API server does not serve the kind; nil where it always does. Nobody knows
-	// then which objects there are.
+	// absent is called if the API server does not serve the kind, so its objects are not known; nil if
+	// the API server always serves it.
 	absent func(error)
 
-	// begin is called before all objects are read, end after it with the version that was read: an
-	// object that was not put in between is gone. live says that the watch tells an object, in the
-	// order of versions; objects of a list have none.
+	// begin is called before a full list, end after it with the version of the list: an object that
+	// was not put in between is gone. live says that an object is from the watch, in the order of
+	// versions; objects of a list have no order.
 	begin  func()
 	put    func(object runtime.Object, live bool)
 	remove func(object runtime.Object, live bool)
@@ -44,18 +44,18 @@ type feed struct {
 	// reached is called with the result of each list and watch.
 	reached func(error)
 
-	// list is held while all objects are read.
+	// list is locked during a full list.
 	list sync.Mutex
 	// pages says that the API server cannot stream.
 	pages bool
 }
 
 const (
-	// pageSize is how many objects a page of a list has.
+	// pageSize is the number of objects in a page of a list.
 	pageSize = 500
-	// streamSeconds is how long the API server may take for all objects.
+	// streamSeconds is how long the API server may take to stream all objects.
 	streamSeconds = 600
-	// The wait before a kind is asked for again that the API server does not serve.
+	// The wait before the next request for a kind that the API server does not serve.
 	absentMin, absentMax = time.Second, time.Minute
 )
 
@@ -98,7 +98,7 @@ func (f *feed) ListWithContext(ctx context.Context, _ metav1.ListOptions) (runti
 	}
 }
 
-// all reads all objects, and returns which version of them.
+// all reads all objects, and returns their version.
 func (f *feed) all(ctx context.Context) (version string, err error) {
 	if !f.pages && !watchlist.DoesClientNotSupportWatchListSemantics(f.source) {
 		version, err = f.stream(ctx)
@@ -153,10 +153,10 @@ func (f *feed) stream(ctx context.Context) (version string, err error) {
 
 var errEnded = errors.New("the stream ended too early")
 
-// readPages reads the objects in lists of some each.
+// readPages reads the objects page by page.
 func (f *feed) readPages(ctx context.Context) (version string, err error) {
 	lister := cache.ToListerWithContext(f.source)
-	// Without a version, because the API server answers any other with all objects at once.
+	// There is no version, because with a version the API server returns all objects at once.
 	options := metav1.ListOptions{FieldSelector: f.selector, Limit: pageSize}
 	for {
 		list, err := lister.ListWithContext(ctx, options)

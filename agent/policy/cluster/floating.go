@@ -13,17 +13,18 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// floating has the floating IPs of pods. A pod's status has one address of each family, and one that was bound just now has none there.
+// floating has the floating IPs of pods. A pod's status has only one address of each family, and no
+// address just after the binding.
 type floating struct {
 	holders map[netip.Addr]holder
 	// of are the addresses of holders, by the pods' UIDs.
 	of map[types.UID][]netip.Addr
-	// pass counts the readings of all, and read says that there was one.
+	// pass counts the full lists; read says that there was a full list.
 	pass uint32
 	read bool
 }
 
-// holder is the pod that has a floating IP; without a UID it is none.
+// holder is the pod that has a floating IP; without a UID there is no such pod.
 type holder struct {
 	pod  types.NamespacedName
 	uid  types.UID
@@ -83,12 +84,12 @@ func (c *Cluster) floatingFeed() *feed {
 		}
 		read()
 	})
-	// Somebody deleted the kinds before the agents: policies of ordinary pods hold on.
+	// Somebody deleted the kind before the agents: policies of ordinary pods stay in force.
 	f.absent = func(error) { c.Do(read) }
 	return f
 }
 
-// hold notes which pod has a floating IP, and tells the pods that it changes.
+// hold notes the holder of a floating IP, and reports the pods that this changes.
 func (c *Cluster) hold(a netip.Addr, next holder) {
 	before := c.floating.set(a, next)
 	if before.uid == next.uid {
@@ -104,7 +105,8 @@ func (c *Cluster) hold(a netip.Addr, next holder) {
 	}
 }
 
-// podOf returns a pod with the addresses of its status and its floating IPs, nil where it counts for no policy.
+// podOf returns a pod with the addresses of its status and its floating IPs, nil if it does not
+// count for policies.
 func (c *Cluster) podOf(p *corev1.Pod) *policy.Pod {
 	addresses := podAddresses(p)
 	for _, a := range c.floating.of[p.UID] {

@@ -13,12 +13,12 @@ import (
 	"github.com/berth-dev/berth/agent/policy"
 )
 
-// counts returns whether policies see a pod.
+// counts reports whether policies see a pod.
 func counts(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && !p.Spec.HostNetwork && !hasFinished(p)
 }
 
-// hasFinished returns whether no container of a pod runs or will run.
+// hasFinished reports whether no container of a pod runs or will run.
 func hasFinished(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return true
@@ -27,7 +27,7 @@ func hasFinished(p *corev1.Pod) bool {
 		return false
 	}
 	runs := func(c corev1.ContainerStatus) bool { return c.State.Terminated == nil }
-	// Of a container that waits nothing runs, but the kubelet may be about to start it.
+	// Nothing runs in a waiting container, but the kubelet may be about to start it.
 	return !slices.ContainsFunc(p.Status.ContainerStatuses, runs) &&
 		!slices.ContainsFunc(p.Status.InitContainerStatuses, runs) && !slices.ContainsFunc(p.Status.EphemeralContainerStatuses, runs)
 }
@@ -67,7 +67,7 @@ func podAddresses(p *corev1.Pod) []netip.Addr {
 	return addresses
 }
 
-// withAddress appends an address, if the text is one and it is not there yet.
+// withAddress appends the address in the text, if it is valid and not there yet.
 func withAddress(all []netip.Addr, text string) []netip.Addr {
 	if addr, err := netip.ParseAddr(text); err == nil && !slices.Contains(all, addr.Unmap().WithZone("")) {
 		return append(all, addr.Unmap().WithZone(""))
@@ -75,30 +75,31 @@ func withAddress(all []netip.Addr, text string) []netip.Addr {
 	return all
 }
 
-// record is a pod. It has 48 bytes, one of the sizes in which Go allocates.
+// record is a pod. It has 48 bytes, which is an allocation size of Go.
 type record struct {
 	shape *shape
-	// uid is zero where the pod is odd.
+	// uid is zero if the pod is odd.
 	uid uuid.UUID
-	// Addresses are zero where there are none.
+	// An absent address is zero.
 	v6 [16]byte
 	v4 [4]byte
-	// pass is the last reading of all pods in which it was seen.
+	// pass is the last full list in which the pod was seen.
 	pass uint32
 }
 
-// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, which the API server does not make, or several
-// addresses are of one family, as of several pools.
+// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, which the
+// API server does not make, or several addresses are of one family, as of several pools.
 type odd struct {
 	uid       types.UID
 	addresses []netip.Addr
 }
 
-// pack returns a record without its shape, or an odd and fits false if the pod does not fit one.
+// pack returns a record without its shape. If the pod does not fit a record, it returns an odd, and
+// fits is false.
 func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool) {
 	var err error
 	r.uid, err = uuid.Parse(string(uid))
-	// In other letters it is another string.
+	// The same UUID in another letter case is another UID.
 	fits = err == nil && r.uid != uuid.Nil && r.uid.String() == string(uid)
 	for _, a := range addresses {
 		switch {

@@ -10,7 +10,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// scope says which pods are held. Each scope includes what the ones before have.
+// scope says which pods are held. Each scope includes the scopes before it.
 type scope int
 
 const (
@@ -19,7 +19,7 @@ const (
 	ownNode
 	// allNodes is the pods of all nodes, and all namespaces.
 	allNodes
-	// withNodes is the nodes besides.
+	// withNodes is allNodes and the nodes.
 	withNodes
 )
 
@@ -27,8 +27,8 @@ func (s scope) String() string {
 	return [...]string{"none", "the node's", "all", "all, and the nodes"}[s]
 }
 
-// needOf returns which pods a policy needs: all if it selects peers, or ports of destinations by
-// their names.
+// needOf returns the scope that a policy needs: all pods if it selects peers, or ports of
+// destinations by their names.
 func needOf(p *networkingv1.NetworkPolicy) scope {
 	selects := func(peer networkingv1.NetworkPolicyPeer) bool {
 		return peer.PodSelector != nil || peer.NamespaceSelector != nil

@@ -28,8 +28,8 @@ const (
 	portsFollow = "\x03"
 )
 
-// shape is labels and named ports, which many pods have. It is one text, because that is the
-// smallest form of them, can be compared and is its own key.
+// shape has the labels and named ports that many pods share. It is a text, because a text is small,
+// comparable and its own key.
 type shape struct {
 	text string
 	refs int
@@ -43,7 +43,7 @@ type shapes struct {
 	keys []string
 }
 
-// write writes the text of a shape. name is of the pod; a namespace has none.
+// write writes the text of a shape. name is the pod's name, empty for a namespace.
 func (s *shapes) write(name string, labels map[string]string, ports []policy.NamedPort) {
 	s.text, s.keys = s.text[:0], s.keys[:0]
 	for key := range labels {
@@ -72,7 +72,7 @@ func (s *shapes) write(name string, labels map[string]string, ports []policy.Nam
 // indexOf returns the part of a pod's name after the last dash.
 func indexOf(name string) string { return name[strings.LastIndexByte(name, '-')+1:] }
 
-// swap gives up a shape, which may be nil, for the shape of the written text and returns that.
+// swap releases a shape, which may be nil, and returns the shape of the written text.
 func (s *shapes) swap(had *shape) *shape {
 	if had != nil && had.text == string(s.text) {
 		return had
@@ -105,12 +105,12 @@ func (s *shapes) release(had *shape) {
 	}
 }
 
-// isOwn returns whether values of the labels follow from the pod's name.
+// isOwn reports whether values of the labels follow from the pod's name.
 func (s *shape) isOwn() bool {
 	return strings.Contains(s.text, ownName) || strings.Contains(s.text, ownIndex)
 }
 
-// read returns the labels and ports of the pod of a name.
+// read returns the labels and ports of the pod with this name.
 func (s *shape) read(name string) (labels map[string]string, ports []policy.NamedPort) {
 	text, portText, _ := strings.Cut(s.text, portsFollow)
 	if text != "" {

@@ -20,25 +20,25 @@ type store struct {
 	spaces map[string]*space
 	shapes shapes
 	odd    map[*record]odd
-	// ahead has the resource versions of objects that were read before the watch told them, by their
-	// names: older ones must not replace them.
+	// ahead has the resource versions, by name, of objects that were read ahead of the watch: older
+	// versions must not replace them.
 	ahead map[types.NamespacedName]string
-	// version is the resource version up to which the watch has told the pods.
+	// version is the resource version up to which the watch has reported pods.
 	version string
-	// pass counts the readings of all pods, spacePass of all namespaces.
+	// pass counts the full lists of pods, spacePass of namespaces.
 	pass, spacePass uint32
 	pods            int
 }
 
 // space is a namespace.
 type space struct {
-	// shape has its labels; it is nil where only pods of it are known so far.
+	// shape has the namespace's labels; it is nil while only pods of it are known.
 	shape *shape
 	pass  uint32
 	pods  map[string]*record
 }
 
-// podUpdate has a pod before and after. Both are nil where nothing changed.
+// podUpdate has a pod before and after a change. Both are nil if nothing changed.
 type podUpdate struct{ was, is *policy.Pod }
 
 func (s *store) space(name string) *space {
@@ -53,7 +53,7 @@ func (s *store) space(name string) *space {
 	return sp
 }
 
-// tidy forgets a namespace of which nothing is known any more.
+// tidy forgets a namespace without labels and pods.
 func (s *store) tidy(name string, sp *space) {
 	if sp.shape != nil || len(sp.pods) > 0 {
 		return
@@ -63,7 +63,7 @@ func (s *store) tidy(name string, sp *space) {
 	}
 }
 
-// setNamespace returns whether the labels are new.
+// setNamespace reports whether the labels are new.
 func (s *store) setNamespace(name string, labels map[string]string) bool {
 	sp := s.space(name)
 	sp.pass = s.spacePass
@@ -73,7 +73,7 @@ func (s *store) setNamespace(name string, labels map[string]string) bool {
 	return sp.shape != had
 }
 
-// deleteNamespace returns whether it was known.
+// deleteNamespace reports whether the namespace was known.
 func (s *store) deleteNamespace(name string) bool {
 	sp := s.spaces[name]
 	if sp == nil || sp.shape == nil {
@@ -85,7 +85,7 @@ func (s *store) deleteNamespace(name string) bool {
 	return true
 }
 
-// set makes the pod as it is now. Its UID is another where it was replaced.
+// set stores the pod. A replaced pod has another UID.
 func (s *store) set(pod *policy.Pod) podUpdate {
 	sp := s.space(pod.Namespace)
 	had := sp.pods[pod.Name]
@@ -149,7 +149,7 @@ func (s *store) remove(name string, sp *space) {
 	}
 }
 
-// uid returns the UID of a pod. It is empty where the pod is not known.
+// uid returns the UID of a pod, empty if the pod is not known.
 func (s *store) uid(name types.NamespacedName) types.UID {
 	sp := s.spaces[name.Namespace]
 	if sp == nil || sp.pods[name.Name] == nil {
@@ -207,8 +207,8 @@ func (s *store) namespaces() iter.Seq2[string, map[string]string] {
 	}
 }
 
-// podsOf yields the pods of a namespace. The pod and its addresses are valid until the next one;
-// labels and ports stay.
+// podsOf yields the pods of a namespace. The pod and its addresses are valid until the next
+// iteration; labels and ports stay valid.
 func (s *store) podsOf(namespace string) iter.Seq[*policy.Pod] {
 	type parts struct {
 		labels map[string]string
@@ -242,8 +242,8 @@ func (s *store) podsOf(namespace string) iter.Seq[*policy.Pod] {
 	}
 }
 
-// isNewer returns whether an object is not older than its version that was read ahead of the watch; if
-// so, the watch has caught up.
+// isNewer reports whether an object is not older than the version read ahead of the watch. If so,
+// the watch has caught up.
 func (s *store) isNewer(name types.NamespacedName, version string) bool {
 	read, ok := s.ahead[name]
 	if !ok {
@@ -258,13 +258,13 @@ func (s *store) isNewer(name types.NamespacedName, version string) bool {
 	return true
 }
 
-// hasCaughtUp returns whether the watch has told the pods of a version.
+// hasCaughtUp reports whether the watch has reported the pods up to a version.
 func (s *store) hasCaughtUp(version string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, s.version)
 	return err == nil && order <= 0
 }
 
-// readAhead notes that an object was read.
+// readAhead notes that an object was read ahead of the watch.
 func (s *store) readAhead(name types.NamespacedName, version string) {
 	if s.ahead == nil {
 		s.ahead = map[types.NamespacedName]string{}
@@ -272,8 +272,8 @@ func (s *store) readAhead(name types.NamespacedName, version string) {
 	s.ahead[name] = version
 }
 
-// sweepNamespaces forgets the namespaces that were not in the last reading of all, which is of that
-// version, and returns their names.
+// sweepNamespaces forgets the namespaces that were not in the last full list, of this version, and
+// returns their names.
 func (s *store) sweepNamespaces(version string) []string {
 	var gone []string
 	for name, sp := range s.spaces {
@@ -288,7 +288,7 @@ func (s *store) sweepNamespaces(version string) []string {
 	return gone
 }
 
-// sweepPods forgets the pods of one namespace that were not in the last reading of all, and yields each.
+// sweepPods forgets the pods of a namespace that were not in the last full list, and yields each.
 func (s *store) sweepPods(namespace, version string, gone func(podUpdate)) {
 	sp := s.spaces[namespace]
 	if sp == nil {

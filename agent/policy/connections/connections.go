@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package connections ends the connections that a ruleset would not let begin, and lets them go on
-// where a later ruleset would. It does so by a bit of the kernel's connection mark, which the rules of
-// every backend ask for: a connection that is marked stays in the kernel's table, so its packets keep it
-// there, and no packet of its other side begins it anew in that direction, which may be allowed.
+// Package connections ends the connections that a ruleset would not let begin, and lets them
+// continue if a later ruleset would. It sets a bit of the kernel's connection mark, which the rules
+// of every backend check. The marked connection stays in the kernel's table as long as packets
+// come. So no packet of the other side can begin it anew in the other direction, which may be
+// allowed.
 package connections
 
 import (
@@ -22,15 +23,16 @@ import (
 	"github.com/berth-dev/berth/cni/conntrack"
 )
 
-// EndedMark is the bit of the connection mark by which rules know a connection that was ended. Programs that
-// share the mark leave it alone: kube-proxy uses the bits 0x4000 and 0x8000 of the packet's mark,
-// Calico 0xffff0000, Cilium 0x0f00.
+// EndedMark is the bit of the connection mark by which rules recognize an ended connection.
+// Programs that share the mark do not use this bit: kube-proxy uses the bits 0x4000 and 0x8000 of
+// the packet's mark, Calico 0xffff0000, Cilium 0x0f00.
 const EndedMark = 0x2000
 
-// EndConnections ends the connections of addresses whose first packet the ruleset would drop, lets connections go on that
-// an earlier call ended and that it would allow, and returns how many it ended and how many are ended now. It
-// touches no other one. It reads all connections of the namespace. Each address has the name of its interface in the
-// namespace of a pod; on the node the names are empty.
+// EndConnections ends the connections of addresses whose first packet the ruleset would drop. It
+// lets connections continue that an earlier call ended and the ruleset would allow. It returns how
+// many it ended, and how many are ended now. It changes no other connection. It reads all
+// connections of the namespace. In the namespace of a pod each address has the name of its
+// interface; on the node the names are empty.
 func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
 	judge := &judge{
 		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
@@ -40,7 +42,7 @@ func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addr
 		if err := judge.readNode(); err != nil {
 			return err
 		}
-		// A flow is marked as it is read: a ruleset may forbid a million.
+		// Each flow is marked as soon as it is read, because a ruleset may forbid a million flows.
 		var failed error
 		err := conntrack.List(conntrack.Families(maps.Keys(addresses)), func(f *conntrack.Flow) bool {
 			isEnded := f.Mark&EndedMark != 0
@@ -62,15 +64,15 @@ func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addr
 	return ended, all, err
 }
 
-// judge says which connections a ruleset would drop.
+// judge decides which connections a ruleset would drop.
 type judge struct {
 	rs               *ruleset.Ruleset
 	forward, in, out *ruleset.Walker
-	// addresses have their interfaces.
+	// addresses has the interface of each address.
 	addresses map[netip.Addr]string
-	// onNode is true for a ruleset of hook forward, and node has the addresses of the node then:
-	// packets from and to them do not pass hook forward. That is so of addresses of Services on a link of the
-	// node as well: what is sent on from there to a pod has the pod's address in Reply.
+	// onNode is true for a ruleset of the hook forward. Then node has the addresses of the node:
+	// packets from and to them do not pass the hook forward. This includes addresses of Services on a
+	// link of the node: a flow from there to a pod has the pod's address in Reply.
 	onNode bool
 	node   map[netip.Addr]bool
 }
@@ -92,8 +94,9 @@ func (j *judge) readNode() error {
 	return nil
 }
 
-// drops returns whether the first packet of a connection would be dropped, as the hooks see it:
-// after the translation of its destination and before the translation of its source.
+// drops reports whether the first packet of a connection would be dropped. from and to are as the
+// hooks see them: after the translation of the destination and before the translation of the
+// source.
 func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	packet := ruleset.Packet{Source: from.Addr(), Destination: to.Addr(), Protocol: ruleset.Protocol(protocol), Port: to.Port()}
 	if j.onNode {
@@ -103,7 +106,7 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 		case j.rs.IsNode(to.Addr()):
 			return j.in.Walk(packet).Verdict == ruleset.Drop
 		}
-		// A pod calls itself by its own link, of which conntrack does not know.
+		// A pod calls itself by its own link, but conntrack does not know links.
 		return !j.node[to.Addr()] && !j.rs.IsSelf(from.Addr(), to.Addr()) && j.forward.Walk(packet).Verdict == ruleset.Drop
 	}
 	source, isSource := j.addresses[from.Addr()]
@@ -120,19 +123,19 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	return isDestination && j.in.Walk(packet).Verdict == ruleset.Drop
 }
 
-// decides returns whether the ruleset decides about a connection. The node's decides about all that were
-// ended there: the pod may be governed no more.
+// decides reports whether the ruleset decides about a connection. The node's ruleset decides about
+// all connections ended there, because their pod may not be governed any more.
 func (j *judge) decides(f *conntrack.Flow) bool {
 	_, source := j.addresses[f.Original.Source.Addr()]
 	_, destination := j.addresses[f.Reply.Source.Addr()]
 	return source || destination || j.onNode && f.Mark&EndedMark != 0
 }
 
-// Adopt has the kernel track connections that began before tracking, each as begun by the side that began it:
-// else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
-// the kernel did not see it begin and has the other side as the one that began, and the connection is certain or
-// replace is true. What the kernel saw counts for more than sockets, of which one that listens no more looks like one
-// that began its connections.
+// Adopt makes the kernel track connections that are older than the tracking, each with the side
+// that began it. Otherwise the kernel would take the side of the next packet for the side that
+// began. A tracked connection stays unchanged, unless the kernel did not see its begin and has the
+// wrong side, and the connection is certain or replace is true. The kernel's knowledge counts more
+// than sockets: a socket that no longer listens looks like a client.
 func (n Namespace) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
 	if len(all) == 0 {
 		return nil

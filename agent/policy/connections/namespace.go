@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// Namespace is the path of a network namespace. An empty path stands for the network namespace of the calling
-// process. Methods block for the kernel and may be called in parallel.
+// Namespace is the path of a network namespace; empty is the namespace of the calling process.
+// Methods block for the kernel and may be called in parallel.
 type Namespace string
 
 // Do calls f on a thread in the namespace.
@@ -27,7 +27,7 @@ func (n Namespace) Do(f func() error) error {
 	return netns.Do(func(ns.NetNS) error { return f() })
 }
 
-// IsGone returns whether an error says that no namespace is at its path any more.
+// IsGone reports whether an error says that the namespace no longer exists at its path.
 func IsGone(err error) bool {
 	var missing ns.NSPathNotExistErr
 	return errors.Is(err, fs.ErrNotExist) || errors.As(err, &missing)

@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/socket"
 )
 
-// adopted are the connections of which the kernel was told.
+// adopted are the connections that the kernel was made to track.
 type adopted map[connection]bool
 
 type connection struct {
@@ -22,10 +22,10 @@ type connection struct {
 	from, to netip.AddrPort
 }
 
-// adopt tells the kernel, where it begins to track connections for a target, which ones the pods already
-// have: policies judge a connection by the side that began it. It is called before the kernel begins, and
-// once more afterwards with the first call's result, for connections that began in between. Where it fails,
-// such connections may survive a policy that forbids them, and nothing else.
+// adopt makes the kernel track the open connections of pods when it begins to track connections for
+// a target: policies depend on the side that began a connection. It is called before tracking
+// begins, and again afterwards with the first call's result, for connections that began in between.
+// The only harm of a failure is that such connections may survive a policy that forbids them.
 func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopted {
 	e.mu.Lock()
 	t, _ := e.target(key)
@@ -68,7 +68,7 @@ func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopte
 	return now
 }
 
-// each returns each connection once, of which the sockets of both sides may have been seen, in any order.
+// each returns each connection once, although the sockets of both sides may have been seen.
 func each(seen []socket.Connection) []socket.Connection {
 	all := map[connection]socket.Connection{}
 	for _, c := range seen {
@@ -83,8 +83,9 @@ func each(seen []socket.Connection) []socket.Connection {
 	return slices.Collect(maps.Values(all))
 }
 
-// isBetter returns whether one side's view of a connection counts and not the other's: where a socket listens at one
-// side the other one began. Where that is not so, or of both, the side with the higher port did: servers have low ones.
+// isBetter reports whether c, one side's view of a connection, counts and not the other side's. If
+// a socket listens on exactly one side, the other side began. Otherwise the side with the higher
+// port began: servers have low ports.
 func isBetter(c, other socket.Connection) bool {
 	if c.Certain != other.Certain {
 		return c.Certain
@@ -92,7 +93,7 @@ func isBetter(c, other socket.Connection) bool {
 	return cmp.Or(cmp.Compare(c.From.Port(), other.From.Port()), c.From.Compare(other.From)) > 0
 }
 
-// showBridge has a bridge show its packets, also packets of older connections.
+// showBridge makes a bridge show its packets to the rules, also packets of older connections.
 func (e *Enforcer) showBridge(ctx context.Context, bridge string) error {
 	e.mu.Lock()
 	err, known := e.bridges[bridge]

@@ -13,16 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// foreignSettle is when the interfaces of another program are looked for, after its ADD of the
-// addresses, and foreignLooks how often.
+// foreignSettle is the wait before the first of foreignLooks looks for the interfaces of another
+// program, after its ADD of the addresses. It doubles for each further look.
 const (
 	foreignSettle = time.Second
 	foreignLooks  = 5
 )
 
-// Prepare comes before the first interface of a container, or before some are made again: the policies are known, and where they
-// select the pod, nothing comes to it, or by the ones that are made again, until Enforce. It blocks for the policies, the API server and the
-// kernel; a pod that no policy may govern waits for nothing.
+// Prepare is called before the first interface of a container is made, or before some interfaces
+// are made again. It waits until the policies are known. If they select the pod, no packet reaches
+// the pod, or comes by the interfaces that are made again, until Enforce. It blocks for the
+// policies, the API server and the kernel; a pod that no policy may govern does not wait.
 func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 	if !e.Pods.include(c) {
 		return nil
@@ -57,7 +58,7 @@ func (e *Enforcer) setClosed(told Container, closed bool) {
 	c.closed = closed
 }
 
-// open opens the gate of a container where Prepare closed it. The pod may be governed no more.
+// open opens the gate of a container if Prepare closed it. The pod may not be governed any more.
 func (e *Enforcer) open(told Container) error {
 	e.mu.Lock()
 	c := e.containers[told.ID]
@@ -73,8 +74,8 @@ func (e *Enforcer) open(told Container) error {
 	return nil
 }
 
-// Enforce comes when all interfaces of a container are there, and before anything runs in it. When it
-// returns, the policies that select the pod are in the kernel. It blocks for the kernel.
+// Enforce is called when all interfaces of a container exist, and before anything runs in it. When
+// it returns, the policies that select the pod are in the kernel. It blocks for the kernel.
 func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if !e.Pods.include(c) {
 		e.note(c, nil)
@@ -103,7 +104,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if !e.governs(c) {
 		return e.open(c)
 	}
-	// Also where the last try failed.
+	// Even if the last try failed.
 	e.queue.Add(nodeKey)
 	e.queue.Add(c.ID)
 	var errs []error
@@ -119,7 +120,8 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err := e.wait(ctx, c.ID, version); err != nil {
 		return err
 	}
-	// They passed the node before the rules were there, and would come to the pod after its gate is open.
+	// These packets passed the node before the rules existed, and would reach the pod after its gate
+	// is open.
 	if err := e.Kernel.DropQueued(c.fresh()); err != nil {
 		return fmt.Errorf("drop packets that wait for the pod's link-layer address: %w", err)
 	}
@@ -131,7 +133,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	return e.open(c)
 }
 
-// lookAgain has the place of a container found again.
+// lookAgain makes the next listing find the place of a container again.
 func (e *Enforcer) lookAgain(id string) {
 	e.mu.Lock()
 	if c := e.containers[id]; c != nil {
@@ -141,13 +143,13 @@ func (e *Enforcer) lookAgain(id string) {
 	e.Soon()
 }
 
-// governs returns whether policies select the pod.
+// governs reports whether policies select the pod.
 func (e *Enforcer) governs(c Container) (governs bool) {
 	e.Objects.Do(func() { governs = e.index.Governs(c.uid()) })
 	return governs
 }
 
-// Attached says that the ADD of a container is complete: it is among the listed ones from now on.
+// Attached notes that the ADD of a container is complete: from now on listings have the container.
 func (e *Enforcer) Attached(id string) {
 	e.mu.Lock()
 	if c := e.containers[id]; c != nil && c.phase == adding {
@@ -157,7 +159,7 @@ func (e *Enforcer) Attached(id string) {
 	e.Soon()
 }
 
-// Detached says that the network of a container is gone, or will never be complete.
+// Detached notes that the network of a container is gone, or will never be complete.
 func (e *Enforcer) Detached(id string) {
 	e.mu.Lock()
 	if c := e.containers[id]; c != nil {
@@ -170,7 +172,7 @@ func (e *Enforcer) Detached(id string) {
 	e.Soon()
 }
 
-// Forget says that the network of a pod is gone whose containers are not known.
+// Forget notes that the network of a pod without known containers is gone.
 func (e *Enforcer) Forget(uid string) {
 	e.mu.Lock()
 	e.recorded[uid] = true
@@ -178,8 +180,8 @@ func (e *Enforcer) Forget(uid string) {
 	e.Soon()
 }
 
-// Reopen opens the gate that an interrupted ADD left in the namespace of a container. It blocks for the
-// kernel.
+// Reopen opens the gate that an interrupted ADD left in the namespace of a container. It blocks for
+// the kernel.
 func (e *Enforcer) Reopen(netns string) error {
 	isNode, err := e.Kernel.IsNode(netns)
 	if isNode || isGone(err) {

@@ -22,8 +22,8 @@ import (
 // Backend brings rulesets into the kernel.
 type Backend string
 
-// The backends. BackendAuto stands for the one that the node's kube-proxy and kubelet use, and BackendIPTables for
-// its iptables of the two.
+// The backends. BackendAuto stands for the backend of the node's kube-proxy and kubelet, and
+// BackendIPTables for their variant of iptables.
 const (
 	BackendAuto           Backend = "auto"
 	BackendIPTables       Backend = "iptables"
@@ -43,15 +43,15 @@ func (b Backend) Validate() error {
 	return nil
 }
 
-// node is how a node's network is set up.
+// node describes the network setup of a node.
 type node struct {
 	// kubeProxy says that kube-proxy has rules of its mode nftables.
 	kubeProxy bool
-	// variant is the iptables of kubelet or kube-proxy; has is false where neither has chains, and then it is the
-	// variant of anybody.
+	// variant is the iptables variant of kubelet or kube-proxy. If neither has chains, has is false,
+	// and variant is the variant of any other program.
 	variant xtables.Variant
 	has     bool
-	// problem says why iptables and ipset do not work; it is empty where they do.
+	// problem says why iptables and ipset do not work; empty if they do.
 	problem string
 }
 
@@ -75,7 +75,8 @@ func (n node) choose(wanted Backend) (Backend, string, error) {
 	return variant, "kubelet or kube-proxy has chains of it", nil
 }
 
-// ChooseBackend returns the backend for a value that an operator gave, and logs why. It asks the kernel.
+// ChooseBackend returns the backend for a value that an operator gave, and logs why. It asks the
+// kernel.
 func ChooseBackend(ctx context.Context, wanted Backend) (Backend, error) {
 	var n node
 	tables, err := nftables.Tables(0)
@@ -98,7 +99,7 @@ func ChooseBackend(ctx context.Context, wanted Backend) (Backend, error) {
 	return chosen, err
 }
 
-// Shows returns the commands by which an operator reads the rules.
+// Shows returns the commands that show the rules to an operator.
 func (b Backend) Shows() string {
 	if variant, ok := b.variant(); ok {
 		return "iptables-" + string(variant) + "-save -t security; ipset list"
@@ -106,13 +107,13 @@ func (b Backend) Shows() string {
 	return "nft list table inet " + ruleset.TableName
 }
 
-// variant returns the iptables of a backend that has one.
+// variant returns the iptables variant of a backend, if it uses iptables.
 func (b Backend) variant() (xtables.Variant, bool) {
 	variant, ok := strings.CutPrefix(string(b), "iptables-")
 	return xtables.Variant(variant), ok
 }
 
-// Open returns the rules of a network namespace, of the node where the path is empty.
+// Open returns the rules of a network namespace, or of the node if the path is empty.
 func (b Backend) Open(netns string) Table {
 	if variant, ok := b.variant(); ok {
 		return iptables.New(netns, variant)
@@ -131,12 +132,12 @@ var present = sync.OnceValue(func() []Backend {
 	return all
 })
 
-// succession is the rules of one backend, which removes the rules that an agent with another one made: once its own
-// stand, so that at no moment there are none.
+// succession is the rules of a backend. It removes the rules of an agent with another backend,
+// after its own rules are in the kernel, so that there are rules at any time.
 type succession struct {
 	Table
 	others []Table
-	// done says that others have none.
+	// done says that other backends have no rules.
 	done bool
 }
 

@@ -20,13 +20,14 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// Container is a container of a pod with a network of its own, or a pod whose containers are not known.
+// Container is a container of a pod with a network of its own, or a pod whose containers are not
+// known.
 type Container struct {
 	// Pod has the UID of the pod in the API.
 	Pod api.Pod
 	// ID tells containers apart; empty for a pod whose containers are not known.
 	ID string
-	// NetNS is the path of its network namespace, empty where that is not known or gone.
+	// NetNS is the path of its network namespace, empty if the namespace is not known or gone.
 	NetNS string
 	// Interfaces are the names of its interfaces, in their order.
 	Interfaces []string
@@ -37,14 +38,15 @@ type Container struct {
 	Floating bool
 	// NetAdmins are the names of its pod's containers that may change the network of the pod.
 	NetAdmins []string
-	// Foreign says that another program makes its interfaces, when ADD has ended.
+	// Foreign says that another program makes its interfaces, after ADD has ended.
 	Foreign bool
-	// Remade has the interfaces that are made again while the container runs, with their new addresses once these are known; nil in
-	// an ADD, which makes all.
+	// Remade has the interfaces that are made again while the container runs, with their new addresses
+	// as soon as these are known. It is nil in an ADD, which makes all interfaces.
 	Remade map[string][]netip.Addr
 }
 
-// fresh returns the addresses whose connections are not the container's.
+// fresh returns the addresses that are new to the container: older connections of them are not its
+// own.
 func (c Container) fresh() []netip.Addr {
 	if c.Remade == nil {
 		return c.Addresses
@@ -55,7 +57,7 @@ func (c Container) fresh() []netip.Addr {
 // uid returns the UID of the container's pod.
 func (c Container) uid() types.UID { return types.UID(c.Pod.UID) }
 
-// phase is where a container is in its life.
+// phase is the phase of a container's life.
 type phase int
 
 const (
@@ -75,24 +77,25 @@ type container struct {
 	Container
 
 	phase phase
-	// governed says that policies govern it; of another container only the addresses count, as peers.
+	// governed says that policies govern the container. An ungoverned container only counts as a peer,
+	// by its addresses.
 	governed bool
 	// closed says that Prepare closed its gate.
 	closed bool
-	// place is where its packets can be seen; it is to be found, or found again, unless placed. It counts once
-	// it is known: where it was never found in NetNS, nobody knows which rules its namespace must have.
+	// place is where its packets can be seen. Unless placed, it has to be found, or found again.
+	// Without a place, the rules for its namespace are not known.
 	place         place.Place
 	placed, known bool
-	// placeErr is why it could not be found the last time, and misses how often in a row.
+	// placeErr is why the last search for the place failed; misses is the number of failures in a row.
 	placeErr error
 	misses   int
-	// target is the table in its network namespace, nil where it had no namespace so far.
+	// target is the table in its network namespace, nil if it had no namespace so far.
 	target *target
-	// problem says why policies do not hold for all of its packets, empty where they do.
+	// problem says why policies do not hold for all of its packets, empty if they do.
 	problem string
 }
 
-// inADD returns whether an ADD has told the container, and no listing since.
+// inADD reports whether the container is known from an ADD, and no listing has begun since.
 func (c *container) inADD() bool { return c.phase == adding || c.phase == added }
 
 // live yields the containers that are not going. The caller holds the lock.
@@ -106,7 +109,7 @@ func (e *Enforcer) live() iter.Seq[*container] {
 	}
 }
 
-// enter stores a container as a listing or an ADD tells it. The caller holds the lock.
+// enter stores a container from a listing or an ADD. The caller holds the lock.
 func (e *Enforcer) enter(told Container, now phase) *container {
 	c := e.containers[told.ID]
 	if c == nil {
@@ -130,7 +133,8 @@ func (c *container) settlePlace(p place.Place) {
 	c.place, c.placed, c.known, c.placeErr, c.misses = p, true, true, nil, 0
 }
 
-// leave has the table of a container removed, and the container forgotten then. The caller holds the lock.
+// leave queues the removal of the container's table, after which the container is forgotten. The
+// caller holds the lock.
 func (e *Enforcer) leave(c *container) {
 	if c.target == nil {
 		delete(e.containers, c.ID)
@@ -140,8 +144,8 @@ func (e *Enforcer) leave(c *container) {
 	e.queue.Add(c.ID)
 }
 
-// note stores a container as an ADD tells it, with its place; nil means that the place is to be found, and is
-// as before until then.
+// note stores a container from an ADD with its place. If p is nil, the place has to be found, and
+// the old place counts until then.
 func (e *Enforcer) note(told Container, p *place.Place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,7 +162,7 @@ func (e *Enforcer) record(c Container) {
 	e.recorded[c.Pod.UID], e.recorded[c.Pod.Identity()] = true, true
 }
 
-// settle comes before a listing: this has the containers whose ADD has ended.
+// settle is called before a listing, which will have all containers whose ADD has ended.
 func (e *Enforcer) settle() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -169,7 +173,7 @@ func (e *Enforcer) settle() {
 	}
 }
 
-// list replaces all containers but the ones of ADDs.
+// list replaces all containers except those in an ADD.
 func (e *Enforcer) list(all []Container) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -211,7 +215,7 @@ func (e *Enforcer) list(all []Container) {
 // unrecordedPrefix begins the ID of a pod whose containers are not known.
 const unrecordedPrefix = "pod/"
 
-// misplace has all places found again.
+// misplace makes the next findPlaces find all places again.
 func (e *Enforcer) misplace() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -242,11 +246,11 @@ func (e *Enforcer) findPlaces(ctx context.Context) {
 	}
 }
 
-// The waits after the place of a container was not found a first time and at most.
+// The first and the longest wait after the place of a container was not found.
 const firstLook, lastLook = time.Second, recheck
 
-// findPlace notes the place of a container. One whose namespace is gone has none; one whose place cannot be found
-// keeps the place that it has; misses is how often in a row.
+// findPlace notes the place of a container. Without its namespace the container has no place. If
+// the search fails, it keeps the old place, and misses is the number of failures in a row.
 func (e *Enforcer) findPlace(of Container) (misses int, err error) {
 	p, err := e.Kernel.Find(of.NetNS, of.Interfaces)
 	e.mu.Lock()
@@ -257,7 +261,7 @@ func (e *Enforcer) findPlace(of Container) (misses int, err error) {
 	case err == nil:
 		c.settlePlace(p)
 	case isGone(err):
-		// It may be there again when its table is written, which then stays as it is.
+		// The namespace may exist again when its table is written; then the table stays unchanged.
 		c.unplace()
 		c.placed = true
 	default:
@@ -268,8 +272,8 @@ func (e *Enforcer) findPlace(of Container) (misses int, err error) {
 	return 0, nil
 }
 
-// localsOf joins the containers of each pod. An address belongs to the container that lives, and to a
-// pod whose containers are not known only where no container has it.
+// localsOf joins the containers of each pod. An address belongs to the live container. It belongs
+// to a pod without known containers only if no container has it.
 func localsOf(all iter.Seq[*container]) []policy.Local {
 	order := slices.SortedFunc(all, func(a, b *container) int { return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.ID, b.ID)) })
 	taken := map[netip.Addr]bool{}
@@ -313,8 +317,8 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 	return locals
 }
 
-// rank orders containers with the same address: it belongs to the one with the lowest rank. A
-// container in an ADD has its address by now.
+// rank orders containers with the same address, which belongs to the container with the lowest
+// rank. A container in an ADD has the address already.
 func (c *container) rank() int {
 	switch {
 	case strings.HasPrefix(c.ID, unrecordedPrefix):

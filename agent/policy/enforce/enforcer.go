@@ -35,33 +35,34 @@ type objects interface {
 	Unserved() error
 }
 
-// Table is table.Table. Apply, Remove and Verify are called one at a time. Counters, Adopt and EndConnections are
-// called in parallel to these and to each other.
+// Table is implemented by table.Table. Apply, Remove and Verify are called one at a time. Counters,
+// Adopt and EndConnections are called in parallel to any method.
 type Table interface {
 	// Apply brings a ruleset into the kernel in one transaction.
 	Apply(ctx context.Context, rs *ruleset.Ruleset) error
-	// Remove deletes the table, where there is one.
+	// Remove deletes the table, if there is one.
 	Remove(ctx context.Context) error
-	// Verify returns an error where the kernel's table differs from the applied ruleset; Apply then
-	// replaces all.
+	// Verify returns an error if the kernel's table differs from the applied ruleset; the next Apply
+	// then replaces the whole table.
 	Verify(ctx context.Context) error
 	// EndConnections ends the connections of addresses whose first packet the ruleset would drop, and
-	// lets ended ones begin again whose first packet it would accept. It returns how many it ended, and how many are
-	// ended now. Each address has the name of its interface in the namespace of a pod.
+	// lets ended connections continue whose first packet it would accept. It returns how many it
+	// ended, and how many are ended now. In the namespace of a pod each address has the name of its
+	// interface.
 	EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error)
-	// Adopt has the kernel track connections that it may not know; known ones it replaces where asked
-	// to.
+	// Adopt makes the kernel track connections that it may not know, and replaces known connections if
+	// replace is true.
 	Adopt(ctx context.Context, connections []socket.Connection, replace bool) error
-	// Counters returns the counters by the names that the rulesets give them.
+	// Counters returns the counters by their names in the rulesets.
 	Counters(ctx context.Context) (map[string]ruleset.Count, error)
 }
 
 // containers are the containers of the node. Methods are safe in parallel.
 type containers interface {
-	// Policed lists the containers whose packets policies concern, and the running pods without any.
-	// It does not block.
+	// Policed lists the containers whose packets policies concern, and the running pods without known
+	// containers. It does not block.
 	Policed() []Container
-	// WaitForPods returns true when Policed is complete, and false where the context ends before.
+	// WaitForPods returns true when Policed is complete, and false if the context ends before.
 	WaitForPods(ctx context.Context) bool
 }
 
@@ -71,20 +72,20 @@ type Options struct {
 	Pods    Pods
 	Objects objects
 	Kernel  Kernel
-	// Backend is the one that Kernel brings rulesets to, for people.
+	// Backend is the backend of Kernel, for messages.
 	Backend Backend
 	Events  event.Recorder
 	Metrics *Metrics
 }
 
 const (
-	// recheck is how often the kernel is compared whole, because other programs change it, too.
+	// recheck is how often the whole kernel state is compared, because other programs change it, too.
 	recheck = time.Minute
 	// patience is how long an ADD waits until the policies are known.
 	patience = 30 * time.Second
-	// workers is how many tables are written, and how many have their connections looked at, at a time.
+	// workers is how many tables are written at a time, and how many sweeps run at a time.
 	workers = 4
-	// Waits after a first failure and at most.
+	// The first and the longest wait after a failure.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
 )
 
@@ -92,12 +93,12 @@ const (
 type Enforcer struct {
 	Options
 
-	// queue has the targets to write, sweeps those whose connections are to be looked at.
+	// queue has the targets to write, sweeps the targets whose connections to check.
 	queue, sweeps workqueue.TypedRateLimitingInterface[string]
 	soon          wakeup.Signal
 	// lookSoon calls Soon for places that were not found.
 	lookSoon *time.Timer
-	// started is closed when the containers of the node and the policies were known once.
+	// started is closed when the containers of the node and the policies are known for the first time.
 	started chan struct{}
 
 	// Within Objects.Do:
@@ -105,22 +106,22 @@ type Enforcer struct {
 	// version counts the changes of the index.
 	version uint64
 
-	// guarded are the ports that the node guards, nil where that is not known; the worker that writes
-	// the node's table has it.
+	// guarded are the ports that the node guards, nil if not known. Only the worker that writes the
+	// node's table uses it.
 	guarded *[]place.Port
 
 	mu sync.Mutex
 	// node is the table of the node.
 	node *target
-	// containers has the containers of the node by their IDs, from the first ADD or listing that
-	// tells one until its table is removed.
+	// containers has the containers of the node by their IDs, each from its first ADD or listing until
+	// its table is removed.
 	containers map[string]*container
 	// recorded has the identities of pods that have or had a container: their addresses in the API
 	// are not needed.
 	recorded map[string]bool
-	// bridges has the error that keeps a bridge from showing its packets; nil where it shows them.
+	// bridges has the error that keeps a bridge from showing its packets; nil if it shows them.
 	bridges map[string]error
-	// problems has the problems of policies that were told.
+	// problems has the reported problems of policies.
 	problems map[policy.Problem]bool
 	readings readings
 }
@@ -140,8 +141,9 @@ func New(o Options) *Enforcer {
 	return e
 }
 
-// told has the tables written after a change of the cluster. After one of a policy the containers are listed again, because the
-// places of pods are not known while there is no policy. It is called within Objects.Do.
+// told queues the tables after a change of the cluster. After a change of a policy it also makes
+// Run list the containers again, because the places of pods are not known while there is no policy.
+// It is called within Objects.Do.
 func (e *Enforcer) told(ofPolicy bool) {
 	if ofPolicy {
 		e.Soon()
@@ -154,12 +156,12 @@ func newQueue() workqueue.TypedRateLimitingInterface[string] {
 	return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry))
 }
 
-// Soon has the containers listed again soon; it returns at once.
+// Soon makes Run list the containers again soon; it returns at once.
 func (e *Enforcer) Soon() {
 	e.soon.Send()
 }
 
-// Recheck has all tables compared with the kernel soon; it returns at once.
+// Recheck makes Run compare all tables with the kernel soon; it returns at once.
 func (e *Enforcer) Recheck() {
 	e.mu.Lock()
 	for _, t := range e.targets() {
@@ -169,8 +171,8 @@ func (e *Enforcer) Recheck() {
 	e.Soon()
 }
 
-// Run follows the cluster and the containers and keeps the kernel as the policies say until the context
-// ends. The kernel stays as it is then.
+// Run follows the cluster and the containers, and keeps the policies in the kernel until the
+// context ends. Then the kernel stays unchanged.
 func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	stop := context.AfterFunc(ctx, func() { e.queue.ShutDown(); e.sweeps.ShutDown() })
 	defer stop()
@@ -219,17 +221,17 @@ func (e *Enforcer) known(ctx context.Context) error {
 	}
 }
 
-// active returns whether there is any policy.
+// active reports whether there is any policy.
 func (e *Enforcer) active() (active bool) {
 	e.Objects.Do(func() { active = e.index.HasPolicies() })
 	return active
 }
 
-// refresh lists the containers, finds missing places and tells the index.
+// refresh lists the containers, finds missing places and updates the index.
 func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.settle()
 	e.list(all.Policed())
-	// Also before there is any policy: the first one must hold for them from its first moment.
+	// Even without any policy: the first policy must hold for the node's addresses at once.
 	e.findNode(ctx)
 	if e.active() {
 		e.findPlaces(ctx)
@@ -240,7 +242,7 @@ func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.tell(ctx)
 }
 
-// findNode tells the index the addresses of the node.
+// findNode updates the addresses of the node in the index.
 func (e *Enforcer) findNode(ctx context.Context) {
 	own, dns, err := e.Kernel.NodeAddresses()
 	if err != nil {
@@ -253,8 +255,8 @@ func (e *Enforcer) findNode(ctx context.Context) {
 	})
 }
 
-// publish tells the index the local pods, and queues all tables. It returns the version that has
-// them.
+// publish updates the local pods in the index, and queues all tables. It returns the index version
+// with these pods.
 func (e *Enforcer) publish() (version uint64) {
 	e.Objects.Do(func() {
 		// Within Do, so that an older list never follows a newer one.

@@ -32,19 +32,20 @@ const (
 	// carried out as it is written, and allows nothing; agents that have pods of its namespace say so.
 	// Do: correct the policy as the note says.
 	EventProblem = "NetworkPolicyProblem"
-	// EventNotServed (Warning on CustomResourceDefinition): the API server does not serve the version of
-	// ClusterNetworkPolicies that agents read. Known policies hold as they were, and changes are not seen;
-	// an agent that starts attaches no pods. Do: have the definition serve the version that the note names.
+	// EventNotServed (Warning on CustomResourceDefinition): the API server does not serve the version
+	// of ClusterNetworkPolicies that agents read. Known policies hold as they were, and changes are
+	// not seen; an agent that starts attaches no pods. Do: have the definition serve the version that
+	// the note names.
 	EventNotServed = "ClusterNetworkPoliciesNotServed"
 )
 
-// kindDefinition is the kind of the problem that ClusterNetworkPolicies are not served.
+// kindDefinition is the kind in the problem of ClusterNetworkPolicies that are not served.
 const kindDefinition = "CustomResourceDefinition"
 
-// action is the action of the agent's events.
+// action is the action in the agent's events.
 const action = "EnforceNetworkPolicy"
 
-// showBridges has the bridges of pods that policies select show their packets.
+// showBridges makes the bridges of pods that policies select show their packets.
 func (e *Enforcer) showBridges(ctx context.Context) {
 	used := map[string]bool{}
 	e.Objects.Do(func() {
@@ -119,8 +120,8 @@ func (e *Enforcer) tellPods(ctx context.Context, governed map[types.UID]bool) {
 	}
 }
 
-// tellPolicies records the problems of policies. A node leaves the event to the nodes that have pods of
-// the policy.
+// tellPolicies records the problems of policies. Only nodes with pods of the policy record the
+// event.
 func (e *Enforcer) tellPolicies(ctx context.Context, found []policy.Problem, concerns func(policy.Problem) bool) {
 	e.mu.Lock()
 	before := e.problems
@@ -162,7 +163,7 @@ func reference(p policy.Problem) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: version.String(), Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }
 
-// unenforced returns why policies do not hold for all packets of pods, as events told it. The caller
+// unenforced returns why policies do not hold for all packets of pods, as in the events. The caller
 // holds the lock.
 func (e *Enforcer) unenforced() map[api.Pod]string {
 	all := map[api.Pod][]string{}
@@ -179,7 +180,7 @@ func (e *Enforcer) unenforced() map[api.Pod]string {
 	return texts
 }
 
-// problemOf says why policies do not hold for all packets of a container; empty where they do. The
+// problemOf returns why policies do not hold for all packets of a container; empty if they do. The
 // caller holds the lock.
 func (e *Enforcer) problemOf(c *container) string {
 	var all []string

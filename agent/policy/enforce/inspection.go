@@ -42,7 +42,7 @@ func (s size) plus(o size) size {
 type summary struct {
 	tables, failing int
 	node, pods      size
-	// compared is when the table was compared whole with the kernel for which this was the longest ago.
+	// compared is the oldest time of the last complete comparisons of all tables.
 	compared time.Time
 	unknown  bool
 	failures []string
@@ -84,8 +84,8 @@ func (e *Enforcer) summarize() summary {
 	return s
 }
 
-// governed counts the pods that policies govern, if they select them, and the other pods of the node that have a
-// network of their own.
+// governed counts the governed pods, whether or not policies select them, and the other pods of the
+// node with a network of their own.
 func (e *Enforcer) governed() (governed, others int) {
 	is := map[types.UID]bool{}
 	e.mu.Lock()

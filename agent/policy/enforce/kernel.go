@@ -13,11 +13,12 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Kernel is the kernel of the node. Its functions block for it and are safe in parallel for different namespaces.
+// Kernel is the kernel of the node. Its functions block for the kernel and are safe in parallel for
+// different namespaces.
 type Kernel struct {
-	// Table returns the rules of a network namespace, of the node where the path is empty.
+	// Table returns the rules of a network namespace, or of the node if the path is empty.
 	Table func(netns string) Table
-	// Find, IsNode and NodeAddresses are package place's, and Show is place.Shower.Show.
+	// Find, IsNode and NodeAddresses are functions of package place; Show is place.Shower.Show.
 	Find          func(netns string, names []string) (place.Place, error)
 	IsNode        func(netns string) (bool, error)
 	NodeAddresses func() (own, dns []netip.Addr, err error)
@@ -28,14 +29,14 @@ type Kernel struct {
 	Connections func(netns string) ([]socket.Connection, error)
 	// Flows yields the connections of both families that the node tracks, until yield returns false.
 	Flows func(yield func(*conntrack.Flow) bool) error
-	// EndOf is conntrack.EndOf, and DropQueued rtnl.DropQueued, on the node.
+	// EndOf is conntrack.EndOf and DropQueued is rtnl.DropQueued, on the node.
 	EndOf, DropQueued func(addresses []netip.Addr) error
-	// Close and Open are package gate's.
+	// Close and Open are functions of package gate.
 	Close func(netns string, interfaces ...string) error
 	Open  func(netns string) error
 }
 
-// NewKernel returns the kernel of the node that the process runs on. The backend is one that ChooseBackend returned.
+// NewKernel returns the kernel of the process's node. The backend is a result of ChooseBackend.
 func NewKernel(backend Backend, shower *place.Shower) Kernel {
 	return Kernel{
 		Table: backend.rules, Find: place.Find, IsNode: place.IsNode, NodeAddresses: place.NodeAddresses, Show: shower.Show,

@@ -23,8 +23,8 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Leftovers lists the rules of policies in the namespaces of pods, whose paths are in a folder, and those of the node
-// in iptables. Package netfilter lists the node's table of nftables.
+// Leftovers lists the rules of policies in iptables of the node and in the namespaces of pods,
+// whose paths are in a folder. Package netfilter lists the node's nftables table.
 func Leftovers(folder string) ([]leftover.Item, error) {
 	var items []leftover.Item
 	var errs []error
@@ -56,9 +56,9 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 	return items, errors.Join(errs...)
 }
 
-// Sweep removes the rules of policies from the node and from the network namespaces of its pods, for an
-// agent that enforces none: nobody would follow changes of the policies any more. It leaves a path that
-// leads to no namespace of a pod.
+// Sweep removes the rules of policies from the node and from the network namespaces of its pods,
+// for an agent that enforces no policies: nobody would update the rules any more. It skips a path
+// that is not the namespace of a pod.
 func Sweep(ctx context.Context, namespaces []string) error {
 	errs := []error{removeAll(ctx, ""), port.Guard(nil)}
 	for _, path := range namespaces {
@@ -70,7 +70,7 @@ func Sweep(ctx context.Context, namespaces []string) error {
 	return errors.Join(errs...)
 }
 
-// hasTables returns whether a path leads to a namespace with tables of policies.
+// hasTables reports whether a path leads to a namespace with tables of policies.
 func hasTables(path string) (has bool, err error) {
 	netns, err := ns.GetNS(path)
 	var missing ns.NSPathNotExistErr
@@ -98,7 +98,7 @@ func hasTables(path string) (has bool, err error) {
 	return hasIPTables(path)
 }
 
-// hasIPTables returns whether a network namespace has rules of a backend that uses iptables.
+// hasIPTables reports whether a network namespace has rules of a backend that uses iptables.
 func hasIPTables(netns string) (has bool, err error) {
 	var errs []error
 	for _, v := range xtables.Variants {

@@ -116,11 +116,11 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 // counted identifies the packets that a counter counts.
 type counted struct{ kind, namespace, name, direction, verdict string }
 
-// readings make counters of tables, which come and go and begin anew, into ones that never go down.
+// readings makes monotonic counters from the counters of tables, which come and go and restart.
 type readings struct {
 	mu sync.Mutex
-	// last has the counters of each table when it was read last, and past the sum of counters that are
-	// gone or began anew.
+	// last has the counters of each table at its last reading; past has the sums of counters that are
+	// gone or restarted.
 	last map[*target]map[counted]uint64
 	past map[counted]uint64
 }
@@ -132,12 +132,12 @@ func (r *readings) add(now map[*target]map[counted]uint64, exists func(*target) 
 	for of, before := range r.last {
 		is, read := now[of]
 		if !read && exists(of) {
-			// The kernel did not answer.
+			// The counters could not be read.
 			now[of] = before
 			continue
 		}
 		for about, packets := range before {
-			// A counter that was made anew began at 0.
+			// A new counter began at 0.
 			if is[about] < packets {
 				r.past[about] += packets
 			}

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Pods says which pods of a node policies govern. All pods of the cluster are peers, whatever it is.
+// Pods says which pods of a node policies govern. With any value all pods of the cluster are peers.
 type Pods string
 
 const (
-	// PodsFloatingIP is the pods with a floating IP. Berth makes their interfaces, or gives another program's
-	// interfaces their addresses, so no other program can be relied on to govern them. Other pods stay as they
-	// were before Berth, also where policies select them.
+	// PodsFloatingIP is the pods with a floating IP. Berth makes their interfaces, or gives addresses
+	// to the interfaces of another program, so they may have no other enforcement of policies. All
+	// other pods stay as they were before Berth, even if policies select them.
 	PodsFloatingIP Pods = "FloatingIP"
 	// PodsAll is all pods with a network of their own.
 	PodsAll Pods = "All"
@@ -27,7 +27,7 @@ var allPods = []Pods{PodsFloatingIP, PodsAll, PodsNone}
 // PodsText names the values.
 const PodsText = PodsFloatingIP + ", " + PodsAll + " or " + PodsNone
 
-// Validate returns an error for a value that is none of them.
+// Validate returns an error for any other value.
 func (p Pods) Validate() error {
 	if !slices.Contains(allPods, p) {
 		return fmt.Errorf("must be %s, is %q", PodsText, p)
@@ -35,8 +35,8 @@ func (p Pods) Validate() error {
 	return nil
 }
 
-// include returns whether policies govern a container. It asks nothing but the agent's own knowledge: what a
-// user writes to a pod moves it neither in nor out.
+// include reports whether policies govern a container. It uses only the agent's own knowledge: a
+// user cannot change the result by writing to the pod.
 func (p Pods) include(c Container) bool {
 	return p == PodsAll || p == PodsFloatingIP && c.Floating
 }

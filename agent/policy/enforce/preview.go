@@ -21,9 +21,9 @@ import (
 	"github.com/berth-dev/berth/cni/conntrack"
 )
 
-// preview is what the node would be if policies governed all of its pods.
+// preview is the node in the case that policies govern all of its pods.
 type preview struct {
-	// pods are the pods that would be governed newly and that policies select, and at has them by address.
+	// pods are the pods that would be newly governed and that policies select; at has them by address.
 	pods map[types.UID]*previewed
 	at   map[netip.Addr]*previewed
 	// now and next are the rulesets of the node, each with the base chain of one direction.
@@ -31,12 +31,12 @@ type preview struct {
 	denied    map[denied]int
 	// more counts the denied connections beyond mostDenied different ones.
 	more int
-	// node are the addresses of the node, which the pods reach and which reach the pods, whatever policies say.
+	// node are the addresses of the node. Policies never forbid connections between them and the pods.
 	node map[netip.Addr]bool
 	told *inquiry.PolicyPreview
 }
 
-// denied tells the connections that are told together from others.
+// denied is the key by which denied connections are reported together.
 type denied struct {
 	pod       *previewed
 	direction ruleset.Direction
@@ -46,23 +46,24 @@ type denied struct {
 	origin    ruleset.Origin
 }
 
-// mostDenied limits how many of these are told.
+// mostDenied limits the number of reported keys.
 const mostDenied = 10_000
 
-// previewed is a pod that would be governed newly.
+// previewed is a pod that would be newly governed.
 type previewed struct {
 	pod        api.Pod
 	containers []*container
 	// own is the ruleset in its namespace.
 	own       *ruleset.Ruleset
 	selecting map[ruleset.Direction][]ruleset.Origin
-	// open has the connections of its sockets, and sockets says that these could be read.
+	// open has the connections of its sockets; sockets says that they could be read.
 	open    map[connection]bool
 	sockets bool
 }
 
-// Preview says what would change if policies governed all pods of the node: it compiles the policies for them, and
-// looks which open connections the rules would not let begin. It changes nothing, and blocks for the kernel.
+// Preview reports the changes if policies governed all pods of the node: it compiles the policies
+// for them, and finds open connections that the rules would not let begin. It changes nothing, and
+// blocks for the kernel.
 func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) {
 	select {
 	case <-e.started:
@@ -94,7 +95,8 @@ func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) 
 	return p.told, nil
 }
 
-// Survey is Preview on a node whose agent enforces no policies: it reads all that they need, and keeps nothing.
+// Survey is Preview on a node whose agent enforces no policies: it reads all objects that policies
+// need, and keeps nothing.
 func Survey(ctx context.Context, o Options, all containers) (*inquiry.PolicyPreview, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	e := New(o)
@@ -120,7 +122,7 @@ func Survey(ctx context.Context, o Options, all containers) (*inquiry.PolicyPrev
 	return e.Preview(ctx)
 }
 
-// placedAll returns a copy of the state of each container as it is if policies govern it.
+// placedAll returns a copy of the state of each container, as if policies governed it.
 func (e *Enforcer) placedAll(ctx context.Context, told *inquiry.PolicyPreview) []*container {
 	_, told.Ungoverned = e.governed()
 	e.mu.Lock()
@@ -143,7 +145,7 @@ func (e *Enforcer) placedAll(ctx context.Context, told *inquiry.PolicyPreview) [
 	return all
 }
 
-// compile finds the pods that would be governed newly, and the rulesets.
+// compile finds the pods that would be newly governed, and the rulesets.
 func (p *preview) compile(e *Enforcer, containers []*container, own, dns []netip.Addr) {
 	was := map[types.UID]bool{}
 	for _, c := range containers {
@@ -188,7 +190,8 @@ func sides(node *ruleset.Ruleset) map[ruleset.Direction]*ruleset.Ruleset {
 	return map[ruleset.Direction]*ruleset.Ruleset{ruleset.Ingress: only(node, ruleset.Ingress), ruleset.Egress: only(node, ruleset.Egress)}
 }
 
-// readSockets reads the connections of the pods' sockets, and judges the ones that do not pass the node.
+// readSockets reads the connections of the pods' sockets, and judges the connections that do not
+// pass the node.
 func (p *preview) readSockets(ctx context.Context, e *Enforcer) {
 	for _, pod := range p.pods {
 		pod.open, pod.sockets = map[connection]bool{}, true
@@ -234,7 +237,8 @@ func (p *preview) judgeTracked(e *Enforcer) error {
 		return nil
 	}
 	return e.Kernel.Flows(func(f *conntrack.Flow) bool {
-		// Policies see the packet as it is after a Service's address was replaced, and before its own is.
+		// Policies see the packet after the translation of a Service's address and before the translation
+		// of the source.
 		from, to := f.Original.Source, f.Reply.Source
 		client, server := connection{f.Protocol, f.Original.Source, f.Original.Destination}, connection{f.Protocol, f.Reply.Destination, f.Reply.Source}
 		p.judge(p.at[from.Addr()], ruleset.Egress, client, connection{f.Protocol, from, to})
@@ -243,16 +247,18 @@ func (p *preview) judgeTracked(e *Enforcer) error {
 	})
 }
 
-// judgedProtocols have connections. The kernel tracks others, too, such as the answer to a ping.
+// judgedProtocols have connections. The kernel tracks other protocols, too, such as replies to a
+// ping.
 var judgedProtocols = []ruleset.Protocol{ruleset.TCP, ruleset.UDP, ruleset.SCTP}
 
-// judge judges a tracked connection on one side of it, where it is the pod's. The pod's socket has it as socket;
-// without a socket of TCP it has ended, and the kernel remembers it for a while.
+// judge judges a tracked connection on the pod's side. socket is the connection as the pod's socket
+// has it. A TCP connection without a socket has ended, although the kernel remembers it for a
+// while.
 func (p *preview) judge(pod *previewed, d ruleset.Direction, socket, seen connection) {
 	if pod == nil || !slices.Contains(judgedProtocols, ruleset.Protocol(socket.protocol)) {
 		return
 	}
-	// Without a listener the sockets do not show which side began.
+	// Without a listening socket it is not known which side began.
 	turned := connection{socket.protocol, socket.to, socket.from}
 	if !pod.open[socket] && !pod.open[turned] && pod.sockets && socket.protocol == unix.IPPROTO_TCP {
 		return
@@ -262,7 +268,8 @@ func (p *preview) judge(pod *previewed, d ruleset.Direction, socket, seen connec
 	p.judgeOnNode(pod, d, seen)
 }
 
-// judgeUntracked judges the connections of sockets that the node does not track: nothing translates these.
+// judgeUntracked judges connections of sockets that the node does not track, so nothing translates
+// them.
 func (p *preview) judgeUntracked() {
 	for _, pod := range p.pods {
 		for c := range pod.open {
@@ -296,7 +303,7 @@ func packetOf(c connection) ruleset.Packet {
 	return ruleset.Packet{Source: c.from.Addr(), Destination: c.to.Addr(), Protocol: ruleset.Protocol(c.protocol), Port: c.to.Port()}
 }
 
-// note counts a connection that is denied.
+// note counts a denied connection.
 func (p *preview) note(pod *previewed, d ruleset.Direction, packet ruleset.Packet, decision ruleset.Decision) {
 	if decision.Verdict != ruleset.Drop {
 		return
@@ -312,7 +319,7 @@ func (p *preview) note(pod *previewed, d ruleset.Direction, packet ruleset.Packe
 	p.denied[one]++
 }
 
-// list puts the pods and their connections into the answer, in order.
+// list puts the pods and their connections into the result, in order.
 func (p *preview) list() {
 	for _, pod := range p.pods {
 		p.told.Pods = append(p.told.Pods, inquiry.PreviewedPod{Pod: pod.pod, Ingress: pod.policies(ruleset.Ingress), Egress: pod.policies(ruleset.Egress)})
@@ -324,7 +331,7 @@ func (p *preview) list() {
 			Count: count, Why: one.origin.String(),
 		}
 		if one.origin.Kind == "" {
-			// All policies of the pod allow something else.
+			// No policy of the pod allows this connection.
 			told.Policies = one.pod.policies(one.direction)
 		}
 		p.told.Denied = append(p.told.Denied, told)

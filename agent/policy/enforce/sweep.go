@@ -13,15 +13,15 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// The wait after connections were looked at, and how many times as long as that took it is at least: there
-// may be a million.
+// The least wait after a sweep, also as a multiple of the sweep's duration: there may be a million
+// connections.
 const (
 	endPause = time.Second
 	endShare = 20
 )
 
-// sweep ends the connections that the ruleset in the kernel forbids. One worker at a time does so for a key, and
-// writes of the target do not wait for it: after a write that comes meanwhile the connections are looked at again.
+// sweep ends the connections that the ruleset in the kernel forbids. A key has one worker at a
+// time. Writes of the target do not wait for a sweep; a write meanwhile causes another sweep.
 func (e *Enforcer) sweep(ctx context.Context, key string) error {
 	e.mu.Lock()
 	t, p := e.target(key)
@@ -47,7 +47,7 @@ func (e *Enforcer) sweep(ctx context.Context, key string) error {
 	e.mu.Lock()
 	t.quiet = time.Now().Add(max(endPause, endShare*took))
 	if err == nil {
-		// A write that came meanwhile has queued the next sweep.
+		// A write meanwhile has queued the next sweep.
 		t.open, t.noneEnded = t.reopened, all == 0
 	}
 	e.mu.Unlock()

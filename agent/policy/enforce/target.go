@@ -32,12 +32,12 @@ type target struct {
 	// netns is empty for the node.
 	netns string
 	uid   types.UID
-	// gone says that the container has ended, and the table with it.
+	// gone says that the container and its table are gone.
 	gone bool
-	// check says that the kernel is to be compared whole.
+	// check asks for a complete comparison with the kernel.
 	check bool
 
-	// written is the ruleset that the kernel has, nil where that is not known.
+	// written is the ruleset that the kernel has, nil if not known.
 	written *ruleset.Ruleset
 	// version is the version of the index from which written was read.
 	version uint64
@@ -46,28 +46,30 @@ type target struct {
 	err   error
 	// since is the time when err began.
 	since time.Time
-	// open says that connections may be open that written forbids, and reopened that this was said after the last
-	// look at them began. The next look is not before quiet.
+	// open says that connections may be open that written forbids; reopened says that open was set
+	// after the last sweep began. The next sweep is not before quiet.
 	open, reopened bool
 	quiet          time.Time
-	// noneEnded says that the last look left no connection ended that a later ruleset may let go on.
+	// noneEnded says that after the last sweep there is no ended connection that a later ruleset could
+	// let continue.
 	noneEnded bool
-	// compared is the time when the kernel last had all of written.
+	// compared is the last time when the kernel was known to have all of written.
 	compared time.Time
 	// news is closed when a try has ended; nil while nobody waits.
 	news chan struct{}
 }
 
-// isClean returns whether the kernel is known to have no table.
+// isClean reports whether the kernel is known to have no table.
 func (t *target) isClean() bool { return t.written != nil && isEmpty(t.written) }
 
-// reopen notes that connections may be open that are forbidden. The caller holds the lock, and queues the sweep.
+// reopen notes that forbidden connections may be open. The caller holds the lock, and queues the
+// sweep.
 func (t *target) reopen() { t.open, t.reopened = true, true }
 
-// isEmpty returns whether a ruleset lets everything pass.
+// isEmpty reports whether a ruleset lets everything pass.
 func isEmpty(rs *ruleset.Ruleset) bool { return rs == nil || len(rs.Chains) == 0 }
 
-// isGone returns whether a namespace is not there any more.
+// isGone reports whether the error says that a namespace no longer exists.
 func isGone(err error) bool {
 	return connections.IsGone(err) || errors.Is(err, place.ErrNoNamespace)
 }
@@ -86,8 +88,8 @@ func (e *Enforcer) targets() iter.Seq2[string, *target] {
 	}
 }
 
-// target returns the target of a key, and the place of its container; nil where there is none. The caller
-// holds the lock.
+// target returns the target of a key, nil if there is none, and the place of its container. The
+// caller holds the lock.
 func (e *Enforcer) target(key string) (*target, place.Place) {
 	if key == nodeKey {
 		return e.node, place.Place{}
@@ -99,8 +101,8 @@ func (e *Enforcer) target(key string) (*target, place.Place) {
 	return c.target, c.place
 }
 
-// enqueue has all tables written, as far as they change. Most pods have none. A table that failed comes
-// again by itself, after its wait.
+// enqueue queues all tables; unchanged tables cost nothing. Most pods have no table. A failed table
+// is tried again after its own wait.
 func (e *Enforcer) enqueue() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -123,8 +125,8 @@ func (e *Enforcer) ensureTargets() {
 	}
 }
 
-// ensureTarget makes the target of a container; isNew says that nobody made a table in its
-// namespace before this agent. The caller holds the lock.
+// ensureTarget makes the target of a container; isNew says that its namespace cannot have an older
+// table. The caller holds the lock.
 func (e *Enforcer) ensureTarget(c *container, isNew bool) {
 	before := c.target
 	if c.NetNS == "" || before != nil && !before.gone && before.netns == c.NetNS && before.uid == c.uid() {
@@ -137,7 +139,7 @@ func (e *Enforcer) ensureTarget(c *container, isNew bool) {
 	e.queue.Add(c.ID)
 }
 
-// work has targets tried until their queue is shut down.
+// work tries the targets of a queue until the queue is shut down.
 func work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], try func(ctx context.Context, key string) error) {
 	for {
 		key, shutdown := queue.Get()
@@ -161,15 +163,14 @@ type job struct {
 	// version is the version of the index that has want.
 	version uint64
 	want    *ruleset.Ruleset
-	// These are of the target when the try began.
+	// The fields of the target when the try began.
 	written     *ruleset.Ruleset
 	check, gone bool
 	// ports are the ports of bridges that the node guards.
 	ports []place.Port
 }
 
-// write brings the ruleset of the index into the table of a target. One worker at a time does so for a
-// key.
+// write writes the ruleset of the index to the table of a target. A key has one worker at a time.
 func (e *Enforcer) write(ctx context.Context, key string) error {
 	j := e.start(key)
 	if j == nil {
@@ -189,17 +190,18 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	return o.err
 }
 
-// outcome is that of a try.
+// outcome is the outcome of a try.
 type outcome struct {
-	// restored says that another program had changed the ruleset, so that connections may have begun that it forbids.
+	// restored says that another program had changed the rules, so that forbidden connections may have
+	// begun.
 	restored bool
-	// rules is why the kernel does not have the ruleset, and err why the try failed: also because the ports of bridges
-	// are not guarded.
+	// rules is why the kernel does not have the ruleset. err is why the try failed, which includes
+	// ports of bridges that are not guarded.
 	rules, err error
 }
 
-// start returns the job of a key, nil where the key has no target any more, or a pod's rules are not known
-// because its place is not: the table stays as it is then.
+// start returns the job of a key. It returns nil if the key no longer has a target, or if the pod's
+// place, and so its rules, are not known: then the table stays unchanged.
 func (e *Enforcer) start(key string) *job {
 	j := &job{key: key}
 	e.mu.Lock()
@@ -232,9 +234,9 @@ func (e *Enforcer) start(key string) *job {
 	return j
 }
 
-// finish notes the outcome of a try, and has connections looked at that may be forbidden now.
+// finish notes the outcome of a try, and queues a sweep if connections may be forbidden now.
 func (e *Enforcer) finish(j *job, o outcome) {
-	// An open connection that was allowed is allowed after an additive change.
+	// After an additive change each allowed open connection is still allowed.
 	forbids := o.restored || j.want != j.written && (j.written == nil || !isEmpty(j.want) && !ruleset.Additive(j.written, j.want))
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -259,14 +261,14 @@ func (e *Enforcer) finish(j *job, o outcome) {
 		}
 	} else {
 		t.check = true
-		// The kernel may have had a part of it for a while.
+		// The kernel may have had a part of the ruleset for a while.
 		t.reopen()
 	}
 	switch {
 	case o.err == nil:
 		t.version = j.version
 		if t.err != nil {
-			// A change that came during this try left the target to it.
+			// A change during this try did not queue the target.
 			e.queue.Add(j.key)
 		}
 		if j.gone {
@@ -282,8 +284,8 @@ func (e *Enforcer) finish(j *job, o outcome) {
 	}
 }
 
-// forget drops a target whose table is removed, and its container unless that is there again. The
-// caller holds the lock.
+// forget drops a target whose table is removed, and its container unless it is back. The caller
+// holds the lock.
 func (e *Enforcer) forget(j *job) {
 	c := e.containers[j.key]
 	if c == nil || c.target != j.target {
@@ -295,7 +297,7 @@ func (e *Enforcer) forget(j *job) {
 	}
 }
 
-// bring replaces the ruleset in the kernel. It returns whether another program had changed it.
+// bring replaces the ruleset in the kernel, and reports whether another program had changed it.
 func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error) {
 	isNew := j.written == nil || isEmpty(j.written)
 	switch {
@@ -306,7 +308,7 @@ func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error)
 	}
 	inPod := j.netns != ""
 	if inPod {
-		// A path that leads to the node's namespace is one that is gone.
+		// If the path leads to the node's namespace, the pod's namespace is gone.
 		isNode, err := e.Kernel.IsNode(j.netns)
 		if isNode || isGone(err) {
 			return false, nil
@@ -331,7 +333,7 @@ func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error)
 			return false, nil
 		}
 	}
-	// A table has the kernel track connections; without one it may not.
+	// The kernel tracks connections because of a table; without a table it may not track them.
 	tracks := !isNew && !restored
 	var before adopted
 	if !tracks {
@@ -349,8 +351,7 @@ func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error)
 	return restored, err
 }
 
-// guardedPorts lists the ports of bridges behind which are pods that policies select. It is called within
-// Objects.Do.
+// guardedPorts lists the bridge ports of pods that policies select. It is called within Objects.Do.
 func (e *Enforcer) guardedPorts() (all []place.Port) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -359,7 +360,7 @@ func (e *Enforcer) guardedPorts() (all []place.Port) {
 			continue
 		}
 		for _, p := range c.place.Ports {
-			// A virtual machine has the addresses, and the interface in the namespace none.
+			// If a virtual machine has the addresses, the interface in the namespace has none.
 			p.Addresses = slices.Concat(p.Addresses, c.Addresses)
 			slices.SortFunc(p.Addresses, netip.Addr.Compare)
 			p.Addresses = slices.Compact(p.Addresses)
@@ -370,7 +371,7 @@ func (e *Enforcer) guardedPorts() (all []place.Port) {
 	return all
 }
 
-// guard has the node guard the ports of a try. One worker at a time writes the node's target.
+// guard makes the node guard the ports of a try. The node's target has one worker at a time.
 func (e *Enforcer) guard(j *job) error {
 	if e.guarded != nil && !j.check && reflect.DeepEqual(*e.guarded, j.ports) {
 		return nil
@@ -383,7 +384,7 @@ func (e *Enforcer) guard(j *job) error {
 	return nil
 }
 
-// wait returns when a target has been written from a version of the index or a later one.
+// wait returns when a target has been written from this version of the index or a later version.
 func (e *Enforcer) wait(ctx context.Context, key string, version uint64) error {
 	for {
 		e.mu.Lock()

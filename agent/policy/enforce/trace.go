@@ -16,10 +16,10 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// ErrTrace is returned by Trace for a question that has no answer on this node.
+// ErrTrace is returned by Trace for a question that this node cannot trace.
 var ErrTrace = errors.New("cannot trace")
 
-// protocols by the names of the API.
+// protocols has the protocols by their names in the API.
 var protocols = map[string]ruleset.Protocol{"TCP": ruleset.TCP, "UDP": ruleset.UDP, "SCTP": ruleset.SCTP}
 
 // end is one end of a traced connection.
@@ -29,14 +29,14 @@ type end struct {
 	uid       types.UID
 	local     bool
 	addresses []netip.Addr
-	// direct has its interfaces that are seen in its namespace, and own the ruleset there.
+	// direct has the pod's interfaces that are seen only in its namespace; own is the ruleset there.
 	direct []string
 	own    *ruleset.Ruleset
 	// selecting are the policies that select the pod, by direction.
 	selecting map[ruleset.Direction][]ruleset.Origin
 	// ungoverned says that no policy governs the pod, whether or not policies select it.
 	ungoverned bool
-	// bad says that policies do not hold for all of its packets.
+	// bad says why policies do not hold for all of its packets.
 	bad string
 }
 
@@ -48,8 +48,8 @@ func (e end) String() string {
 	return e.name
 }
 
-// Trace says which policy and which rule decide whether a connection may begin, by the rulesets that
-// this node has of the policies. It does not ask the kernel.
+// Trace explains which policy and which rule decide whether a connection may begin, by this node's
+// rulesets of the policies. It does not ask the kernel.
 func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 	protocol, ok := protocols[strings.ToUpper(q.Protocol)]
 	if !ok {
@@ -83,7 +83,7 @@ func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 	for _, source := range from.addresses {
 		i := slices.IndexFunc(to.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) })
 		if i < 0 || slices.IndexFunc(from.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) }) != slices.Index(from.addresses, source) {
-			// One address of each family says it.
+			// One address of each family is enough.
 			continue
 		}
 		pairs++
@@ -175,7 +175,7 @@ func trace(b *strings.Builder, node *ruleset.Ruleset, from, to end, p ruleset.Pa
 	side(b, node, to, p, ruleset.Ingress)
 }
 
-// side writes the verdict on a packet at the pod on one side of it.
+// side writes the verdict on a packet at one of its two pods.
 func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, d ruleset.Direction) {
 	word := "egress from "
 	if d == ruleset.Ingress {

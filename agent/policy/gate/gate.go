@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gate keeps packets from a pod while its network is made: from before its first
-// interface until the rules of its policies are in the kernel. Nothing runs in the pod then, but
-// its kernel would answer. It keeps packets from single interfaces of a pod that runs, while these are made again. The gate is a table of its own in the pod's network namespace, beside
-// the table of package table.
+// Package gate keeps packets from a pod while its network is made: from before its first interface
+// until the rules of its policies are in the kernel. Nothing runs in the pod yet, but the kernel
+// would reply for it. The gate can also keep packets from single interfaces of a running pod, while
+// they are made again. It is a separate nftables table in the pod's network namespace, besides the
+// table of package table.
 package gate
 
 import (
@@ -20,7 +21,7 @@ import (
 // TableName is the name of the table, in the family inet.
 const TableName = netfilter.TableName + "-gate"
 
-// closed returns the table. Its chain comes before all others.
+// closed returns the table. Its nftables chain comes before all others.
 func closed(interfaces []string) *nftables.Table {
 	rules := []nftables.Rule{
 		nftables.NewRule("packets of the pod to itself", nftables.IIFName.IsLink("lo"), nftables.Accept),
@@ -38,8 +39,9 @@ func closed(interfaces []string) *nftables.Table {
 	}}}
 }
 
-// Close lets no packets into the namespace, or in by these interfaces alone where some are given, but its own, and
-// neighbour discovery, without which plugins cannot make addresses. It blocks for the kernel and is idempotent.
+// Close keeps packets out of the namespace or, if interfaces are given, only packets that come by
+// them. It lets packets of the pod to itself pass, and neighbour discovery, because plugins need it
+// to add addresses. It blocks for the kernel and is idempotent.
 func Close(netns string, interfaces ...string) error {
 	err := inside(netns, func(tx *nftables.Transaction) { tx.Replace(closed(interfaces)) })
 	if err != nil {
@@ -48,7 +50,7 @@ func Close(netns string, interfaces ...string) error {
 	return nil
 }
 
-// Open removes the table that Close made, if it is there. It blocks for the kernel.
+// Open removes the table of Close, if it exists. It blocks for the kernel.
 func Open(netns string) error {
 	err := inside(netns, func(tx *nftables.Transaction) { tx.Delete(closed(nil)) })
 	var gone ns.NSPathNotExistErr

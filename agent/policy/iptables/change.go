@@ -12,18 +12,18 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// hooks are the table's own chains.
+// hooks are the built-in chains of the table.
 var hooks = map[ruleset.Hook]string{ruleset.Input: "INPUT", ruleset.Forward: "FORWARD", ruleset.Output: "OUTPUT"}
 
 // chains are the chains of one family in the kernel.
 type chains struct {
 	// lines are the rules of our chains by their names.
 	lines map[string][]line
-	// entries are the rules that lead from the table's own chains to the base chains, by the hook's.
+	// entries are the rules that lead from the built-in chains to the base chains, by built-in chain.
 	entries map[string][]string
 }
 
-// chainsOf returns the kernel's chains of a ruleset's.
+// chainsOf returns the kernel's form of the chains of a ruleset.
 func chainsOf(rs *ruleset.Ruleset, rendered map[string]*chain) *chains {
 	all := &chains{lines: map[string][]line{}, entries: map[string][]string{}}
 	for name, c := range rendered {
@@ -39,8 +39,8 @@ func chainsOf(rs *ruleset.Ruleset, rendered map[string]*chain) *chains {
 	return all
 }
 
-// restoreText returns the input of iptables-restore that turns the chains of old into those of want, empty where
-// nothing changes. Old may have entries at other places, which are made anew then.
+// restoreText returns the input of iptables-restore that changes the chains from old to want, empty
+// if nothing changes. Entries of old at wrong places are made anew.
 func restoreText(old, want *chains) []byte {
 	var declared, rules, gone bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(want.lines)) {
@@ -48,7 +48,7 @@ func restoreText(old, want *chains) []byte {
 		if known && slices.Equal(have, want.lines[name]) {
 			continue
 		}
-		// It also makes an existing chain empty.
+		// This line also flushes an existing chain.
 		fmt.Fprintf(&declared, ":%s - [0:0]\n", name)
 		for _, l := range want.lines[name] {
 			fmt.Fprintf(&rules, "-A %s %s\n", name, l.text)
@@ -79,11 +79,11 @@ func restoreText(old, want *chains) []byte {
 	return slices.Concat([]byte("*"+TableName+"\n"), declared.Bytes(), rules.Bytes(), gone.Bytes(), []byte("COMMIT\n"))
 }
 
-// counts are the packets and bytes of the rules of our chains, by the chains' names.
+// counts are the packets and bytes of the rules of our chains, by the names of the chains.
 type counts map[string][]ruleset.Count
 
-// parse reads what iptables-save prints with counters. An empty entry stands for a rule of another program before
-// one of ours.
+// parse reads the output of iptables-save with counters. An empty entry stands for a rule of
+// another program before one of our entries.
 func parse(saved string) (*chains, counts) {
 	have, counted := &chains{lines: map[string][]line{}, entries: map[string][]string{}}, counts{}
 	for text := range strings.Lines(saved) {
@@ -133,7 +133,7 @@ func texts(lines []line) []string {
 	return all
 }
 
-// declaredIn returns the chains that a text makes empty.
+// declaredIn returns the chains that a text flushes.
 func declaredIn(text []byte) map[string]bool {
 	all := map[string]bool{}
 	for row := range strings.Lines(string(text)) {

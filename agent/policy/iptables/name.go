@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// TableName is the table of the chains; doc.go says why.
+// TableName is the table of the chains; doc.go has the reasons.
 const TableName = "security"
 
 // Prefixes of the names in the kernel.
@@ -20,8 +20,8 @@ const (
 	SetPrefix   = "berth-"
 )
 
-// maxChainName is the longest name of a chain (XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_tables.h without
-// its end).
+// maxChainName is the longest name of a chain (XT_EXTENSION_MAXNAMELEN of
+// linux/netfilter/x_tables.h without the final zero byte).
 const maxChainName = 28
 
 // hashed is the length of the hashes in names: 95 bits.
@@ -40,12 +40,13 @@ func chainName(name string) string {
 	return ChainPrefix + kindOf(name) + "-" + hash(name)
 }
 
-// restName returns the name of the chain of the rules behind a jump to a chain that may return.
+// restName returns the name of the chain for the rules after a jump to a chain that may return.
 func restName(name string) string {
 	return ChainPrefix + "r" + kindOf(name)[1:] + "-" + hash("rest "+name)
 }
 
-// kindOf returns the two letters at the end of the part before the hash: i4 of i4-abc and of pi4-abc.
+// kindOf returns the two letters at the end of the part before the hash: i4 of i4-abc and of
+// pi4-abc.
 func kindOf(name string) string {
 	before, _, _ := strings.Cut(name, "-")
 	if len(before) < 2 {
@@ -54,7 +55,7 @@ func kindOf(name string) string {
 	return before[len(before)-2:]
 }
 
-// names gives sets their names in the kernel, which end in the generation of a process.
+// names makes the names of sets in the kernel. The names end in the generation of the process.
 type names string
 
 // set returns the name of a ruleset's set, at most ruleset.MaxName bytes.
@@ -66,19 +67,20 @@ func (n names) set(name string) string {
 	return SetPrefix + short + string(n)
 }
 
-// manyChains is the number of chains of a map from which on they are looked for in groups.
+// manyChains is the number of chains from which on a map uses groups.
 const manyChains = 16
 
-// groupOf returns the group of a chain among many: one of 16, which stays while other chains come and go.
+// groupOf returns the group of a chain, one of 16. It does not depend on other chains.
 func groupOf(chain string) string { return fmt.Sprint("group ", hash(chain)[0]%16) }
 
-// groupChain returns the name of the chain that leads from a group to its chains, in the dispatch of a base chain.
+// groupChain returns the name of the chain that leads from a group to the group's chains, in the
+// dispatch of a base chain.
 func groupChain(base string, m *ruleset.Map, group string) string {
 	return ChainPrefix + "g" + m.Name[len(m.Name)-1:] + "-" + hash(base+" "+m.Name+" "+group)
 }
 
-// members returns the name of the set of addresses that a map leads to a chain, or to the chains of a
-// group.
+// members returns the name of the set with the addresses that a map leads to a chain, or to the
+// chains of a group.
 func (n names) members(m *ruleset.Map, chain string) string {
 	return SetPrefix + m.Name[:1] + m.Name[len(m.Name)-1:] + hash(m.Name + " " + chain)[:hashed-2] + string(n)
 }

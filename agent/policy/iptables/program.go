@@ -16,13 +16,14 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// lockWait is how many seconds a program waits for the lock that all of variant Legacy share.
+// lockWait is how many seconds a program waits for the lock that all programs of variant Legacy
+// share.
 const lockWait = "10"
 
-// programs are those of one variant.
+// programs are the programs of a variant.
 type programs struct{ xtables.Variant }
 
-// Check returns an error that names the first program of a variant that is missing.
+// Check returns an error that names the first missing program of a variant.
 func Check(variant xtables.Variant) error {
 	v := programs{variant}
 	names := []string{"ipset"}
@@ -45,11 +46,11 @@ func (v programs) program(f ruleset.Family, action string) string {
 	return fmt.Sprintf("%s-%s-%s", command, v.Variant, action)
 }
 
-// inet6 is there where the kernel has IPv6. Where it was started without, ip6tables ends with an error, and there
-// are no packets to judge.
+// inet6 exists if the kernel has IPv6. If the kernel was started without IPv6, ip6tables fails, and
+// there are no IPv6 packets.
 const inet6 = "/proc/thread-self/net/if_inet6"
 
-// lacks returns whether the kernel does not have a family.
+// lacks reports whether the kernel does not have a family.
 func lacks(f ruleset.Family, inet6 string) bool {
 	if f == ruleset.IPv4 {
 		return false
@@ -58,8 +59,8 @@ func lacks(f ruleset.Family, inet6 string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// restore changes the chains that the text names, at once, and no others. It waits for the lock of other
-// programs, at most lockWait.
+// restore changes the chains that the text names, at once, and no others. It waits for the lock of
+// other programs, at most lockWait.
 func (v programs) restore(ctx context.Context, f ruleset.Family, text []byte) error {
 	if lacks(f, inet6) {
 		return nil
@@ -76,17 +77,17 @@ func (v programs) save(ctx context.Context, f ruleset.Family) (string, error) {
 	return run(ctx, nil, v.program(f, "save"), "--counters", "--table", TableName)
 }
 
-// changeSets does what the text says: ipset's commands, a line each. It stops at the first that fails.
+// changeSets runs ipset's commands in a text, one in each line. It stops at the first failure.
 func changeSets(ctx context.Context, text []byte) error {
 	_, err := run(ctx, text, "ipset", "-exist", "restore")
 	return err
 }
 
-// saveSet returns ipset's commands that would make a set.
+// saveSets returns the ipset commands that would make all sets.
 func saveSets(ctx context.Context) (string, error) { return run(ctx, nil, "ipset", "save") }
 
-// run runs a program in the network namespace of the calling thread and returns its output. Its error has what
-// the program said.
+// run runs a program in the network namespace of the calling thread and returns its output. The
+// error has the program's message.
 func run(ctx context.Context, stdin []byte, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = bytes.NewReader(stdin)
@@ -105,7 +106,7 @@ func run(ctx context.Context, stdin []byte, name string, args ...string) (string
 	return out.String(), nil
 }
 
-// lineOf returns the line of the input that a program complains of, as in "Error occurred at line: 2" of
+// lineOf returns the input line that a program's error names, as in "Error occurred at line: 2" of
 // iptables and "Error in line 2:" of ipset.
 func lineOf(stdin []byte, said string) string {
 	for _, before := range []string{"Error occurred at line: ", "Error in line ", "line "} {

@@ -14,15 +14,15 @@ import (
 // chain is a chain in the kernel.
 type chain struct {
 	lines []line
-	// chains, sets and maps are the objects of the ruleset that the lines follow from.
+	// chains, sets and maps are the objects of the ruleset from which the lines follow.
 	chains map[string]*ruleset.Chain
 	sets   map[string]*ruleset.Set
 	maps   map[string]*ruleset.Map
-	// rest are the chains of the rules behind jumps, which follow from the same.
+	// rest has the chains for rules after jumps, which follow from the same objects.
 	rest map[string]*chain
 }
 
-// isOf returns whether a chain that was rendered of another ruleset is the same of this one.
+// isOf reports whether a chain rendered from another ruleset is valid for this ruleset.
 func (c *chain) isOf(rs *ruleset.Ruleset) bool {
 	same := true
 	for name, x := range c.chains {
@@ -47,8 +47,8 @@ type rendering struct {
 	made map[string]*chain
 }
 
-// renderChains returns the chains that packets may come to, by their names in the ruleset. Chains whose
-// objects did not change are those of last.
+// renderChains returns the reachable chains, by their names in the ruleset. It reuses chains of
+// last whose objects did not change.
 func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[string]*chain) (map[string]*chain, error) {
 	r := &rendering{names: n, rs: rs, family: f, last: last, made: map[string]*chain{}}
 	for _, c := range rs.Bases() {
@@ -59,7 +59,7 @@ func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[stri
 	return r.made, nil
 }
 
-// chain makes a chain and the chains that it leads to.
+// chain makes a chain and the chains to which it leads.
 func (r *rendering) chain(name string) error {
 	if r.made[name] != nil {
 		return nil
@@ -86,7 +86,7 @@ func (r *rendering) chain(name string) error {
 	return nil
 }
 
-// targets lists the chains that rules of a chain go to and maps lead to, for packets of the family.
+// targets lists the chains to which rules and maps of a chain lead, for packets of the family.
 func (r *rendering) targets(c *ruleset.Chain) []string {
 	seen := map[string]bool{}
 	for i := range c.Rules {
@@ -105,12 +105,12 @@ func (r *rendering) targets(c *ruleset.Chain) []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// sees returns whether packets of the family may match the rule.
+// sees reports whether packets of the family may match the rule.
 func (r *rendering) sees(rule *ruleset.Rule) bool {
 	return rule.Family == ruleset.AnyFamily || rule.Family == r.family
 }
 
-// mapOf returns the map of a rule that has one, and the address that it is about.
+// mapOf returns the map of a rule, if it has one, and the address field of the lookup.
 func (r *rendering) mapOf(rule *ruleset.Rule) (m *ruleset.Map, field string) {
 	if rule.SourceMap != "" {
 		return r.rs.Maps[rule.SourceMap], "src"
@@ -122,20 +122,22 @@ func (r *rendering) mapOf(rule *ruleset.Rule) (m *ruleset.Map, field string) {
 type writer struct {
 	*rendering
 	hook ruleset.Hook
-	// origin notes the objects that the lines follow from, and has the chains of rests; out gets lines.
+	// origin notes the objects from which the lines follow, and has the chains for rules after jumps;
+	// out gets the lines.
 	origin, out *chain
 }
 
-// errNested says that a rule is where iptables cannot have it.
+// errNested says that iptables cannot have a rule at this place.
 var errNested = errors.New("a rule behind a jump leads to another chain, which iptables cannot return from")
 
-// rest is the rules behind a jump; nil where nothing is.
+// rest is the rules after a jump, or nil.
 type rest struct {
 	name  string
 	rules []ruleset.Rule
 }
 
-// rules writes rules; behind are the rules to go on with, nil where a packet goes on after the base chain.
+// rules writes rules; behind are the rules that follow them, nil if a packet continues after the
+// base chain.
 func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 	for i := range rules {
 		rule := &rules[i]
@@ -170,8 +172,8 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 	return nil
 }
 
-// jump writes the rules of the chain that a rule jumps to. It returns true where it wrote the rules behind the
-// jump, too.
+// jump writes the rules of the chain to which a rule jumps. It reports whether it wrote the rules
+// after the jump, too.
 func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	target := w.rs.Chains[rule.Target]
 	if target == nil || !slices.Equal(w.conditions(w.hook, w.family, rule, w.written), []string{""}) {
@@ -192,9 +194,10 @@ func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	return true, next.rules(to, behind.rules, nil)
 }
 
-// pairs writes a rule that accepts pairs, and the rules behind it. The pairs are rules of a chain, to which only
-// packets come with a source and a destination of some pair, and from there by a second chain those that meet the
-// rule's other conditions: each interface with each pair would be many rules.
+// pairs writes a rule that accepts pairs, and the rules after it. A first chain gets only packets
+// with a source and a destination of some pair. It leads packets that meet the rule's other
+// conditions to a second chain, which has a rule for each pair. A rule for each interface with each
+// pair would be too many.
 func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	sources, destinations := ends(w.written(rule.Pair))
 	family, to := kindOf(rule.Pair)[1:], restName(behind.name)
@@ -219,7 +222,7 @@ func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	return next.rules(to, behind.rules, nil)
 }
 
-// rule writes a rule that does not jump and has no map.
+// rule writes a rule without a jump or map.
 func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 	say := comment(rule.Comment())
 	target, err := w.target(rule, behind)
@@ -235,9 +238,10 @@ func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 	return nil
 }
 
-// dispatch writes the rules that lead packets to the chains of a map, one for each chain, and then the rules behind
-// them. Of many chains there is one for each group, which leads to one for each chain of the group. A packet that a
-// group has and none of its chains, as while a pod moves to another chain, goes on with a rule for each chain.
+// dispatch writes the rules that lead packets to the chains of a map, one for each chain, and then
+// the rules after them. With many chains it writes a rule for each group, which leads to a rule for
+// each chain of the group. While a pod moves to another chain, a packet may match a group but none
+// of its chains; it continues with a rule for each chain.
 func (w *writer) dispatch(m *ruleset.Map, field string, behind *rest) error {
 	lead := func(out *chain, of, to string) {
 		out.lines = append(out.lines, line{text: fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, of), field, to)})
@@ -272,13 +276,13 @@ func (w *writer) dispatch(m *ruleset.Map, field string, behind *rest) error {
 	return next.rules(onward, behind.rules, nil)
 }
 
-// written returns a set whose elements are written into the lines.
+// written returns a set whose elements are in the lines themselves.
 func (w *writer) written(set string) *ruleset.Set {
 	w.origin.sets[set] = w.rs.Sets[set]
 	return w.rs.Sets[set]
 }
 
-// target returns where iptables goes with a packet that matches.
+// target returns the iptables target for a matching packet.
 func (w *writer) target(rule *ruleset.Rule, behind *rest) (string, error) {
 	switch rule.Verdict {
 	case ruleset.Continue:

@@ -10,14 +10,15 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Of iptables' multiport: the number of ports that a rule can have, where a range counts twice.
+// maxPorts is the limit of iptables' multiport: the number of ports in a rule, where a range counts
+// twice.
 const maxPorts = 15
 
 // line is a rule of a chain in the kernel, as iptables-save prints it.
 type line struct {
 	// text comes after the name of the chain.
 	text string
-	// counter is the ruleset's name of the rule's counter, empty where it has none.
+	// counter is the name of the rule's counter in the ruleset, empty if it has none.
 	counter string
 }
 
@@ -39,8 +40,8 @@ func join(words ...string) string {
 	return strings.Join(some, " ")
 }
 
-// conditions returns the conditions of a rule of a family, one text for each rule that iptables needs
-// for it. written returns a set whose elements are written into rules.
+// conditions returns the conditions of a rule for a family, one text for each necessary rule of
+// iptables. written returns a set whose elements are in the rules themselves.
 func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, written func(set string) *ruleset.Set) []string {
 	all := []string{""}
 	and := func(words ...string) { all = product(all, words) }
@@ -86,7 +87,7 @@ func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, 
 	return all
 }
 
-// product returns each text with each of the words behind it.
+// product returns each text with each word appended.
 func product(texts, words []string) []string {
 	var all []string
 	for _, t := range texts {
@@ -97,7 +98,7 @@ func product(texts, words []string) []string {
 	return all
 }
 
-// pairs returns the conditions of a set of pairs, for which not every kernel has a kind of set.
+// pairs returns the conditions of a set of pairs, because not every kernel has such sets.
 func pairs(s *ruleset.Set) []string {
 	var all []string
 	for _, p := range s.Pairs {
@@ -114,7 +115,7 @@ func each(before string, words []string) []string {
 	return all
 }
 
-// neighborDiscovery and multicastListener are the messages of the conditions of these names.
+// neighborDiscovery and multicastListener match the messages of the conditions of these names.
 var neighborDiscovery, multicastListener = icmpv6(255, 133, 134, 135, 136, 137), icmpv6(1, 130, 131, 132, 143)
 
 // icmpv6 matches types of messages with a hop limit.
@@ -156,7 +157,7 @@ func portText(r ruleset.PortRange) string {
 // maxComment is the longest comment of iptables (XT_MAX_COMMENT_LEN without its end).
 const maxComment = 255
 
-// comment returns the match that carries a text.
+// comment returns the match comment with a text.
 func comment(text string) string {
 	if len(text) > maxComment {
 		text = strings.ToValidUTF8(text[:maxComment], "")

@@ -17,14 +17,15 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// maxElements is how many elements a set can have; memory is taken for those that it has.
+// maxElements is how many elements a set can have; the kernel takes memory only for existing
+// elements.
 const maxElements = 1 << 20
 
 // set is a set in the kernel.
 type set struct {
 	kind   string
 	family ruleset.Family
-	// of is the set of the ruleset; nil where the set has the elements in members.
+	// of is the set of the ruleset; nil if the elements are in members.
 	of      *ruleset.Set
 	members []string
 	rank    rank
@@ -38,7 +39,7 @@ func (s *set) elements() []string {
 	return elementsOf(s.of)
 }
 
-// since returns the elements that came after an older set of the name, and that went.
+// since returns the elements that were added and removed since an older set of the name.
 func (s *set) since(old *set) (came, went []string) {
 	// One change of ranges may change several prefixes.
 	if s.of == nil || old.of == nil || s.of.Kind == ruleset.Ranges || old.of.Kind == ruleset.Ranges {
@@ -48,15 +49,16 @@ func (s *set) since(old *set) (came, went []string) {
 	return elementsOf(more), elementsOf(gone)
 }
 
-// rank says in which order sets grow and shrink.
+// rank is the order in which sets grow and shrink.
 type rank int
 
 const (
-	// opens is of a set by which rules let packets pass.
+	// opens is the rank of a set by which rules let packets pass.
 	opens rank = iota
-	// closes is of a set by which rules drop, or that has the pods of a chain.
+	// closes is the rank of a set by which rules drop, and of a set with the pods of a chain.
 	closes
-	// leads is of a set that has the pods of a group of chains: each is in the set of its chain for longer.
+	// leads is the rank of a set with the pods of a group of chains: each pod stays longer in the set
+	// of its chain.
 	leads
 )
 
@@ -91,7 +93,7 @@ func elementsOf(s *ruleset.Set) []string {
 	return all
 }
 
-// ends returns the names, with the addresses, of the two sets of a set of pairs: the sources and the destinations.
+// ends returns the two sets of a set of pairs: its sources and its destinations.
 func ends(s *ruleset.Set) (sources, destinations *ruleset.Set) {
 	sources = &ruleset.Set{Name: s.Name + "/src", Family: s.Family, Kind: ruleset.Addresses}
 	destinations = &ruleset.Set{Name: s.Name + "/dst", Family: s.Family, Kind: ruleset.Addresses}
@@ -105,7 +107,8 @@ func ends(s *ruleset.Set) (sources, destinations *ruleset.Set) {
 	return sources, destinations
 }
 
-// prefixes writes a prefix as ipset does; hash:net has no prefix of length 0, so that is two.
+// prefixes writes a prefix as ipset does; hash:net has no prefix of length 0, so this becomes two
+// prefixes.
 func prefixes(p netip.Prefix) []string {
 	switch p.Bits() {
 	case p.Addr().BitLen():
@@ -119,8 +122,8 @@ func prefixes(p netip.Prefix) []string {
 	return []string{p.String()}
 }
 
-// setsOf returns the sets of a ruleset by their names in the kernel. A set whose objects did not change since the
-// last ruleset is the same.
+// setsOf returns the sets of a ruleset by their names in the kernel. A set whose objects did not
+// change since the last ruleset is the same.
 func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[string]*set) map[string]*set {
 	closing := closingSets(rs)
 	all := map[string]*set{}
@@ -154,7 +157,7 @@ func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[strin
 	return all
 }
 
-// enter puts an address into a set of pods; same says that the set is the one of before.
+// enter puts an address into a set of pods; same says that the set has not changed.
 func (n names) enter(all, before map[string]*set, same bool, name string, r rank, f ruleset.Family, a netip.Addr) {
 	switch {
 	case same && before[name] != nil:
@@ -184,14 +187,14 @@ func closingSets(rs *ruleset.Ruleset) map[string]rank {
 	return all
 }
 
-// setChange is ipset's commands before rules turn to the sets, and after.
+// setChange has the ipset commands before and after the rules change to the new sets.
 type setChange struct {
 	before, after bytes.Buffer
-	// gone are the sets that nothing names after the turn.
+	// gone are the sets that no rule names after the change.
 	gone []string
 }
 
-// changeOf returns the commands that make the sets of one ruleset those of another.
+// changeOf returns the commands that change the sets from old to want.
 func changeOf(old, want map[string]*set) *setChange {
 	c := &setChange{}
 	came := map[string][]string{}
@@ -230,13 +233,13 @@ func commands(b *bytes.Buffer, command, name string, elements []string) {
 	}
 }
 
-// difference returns the elements that only one of two lists has.
+// difference returns the elements that are in only one of two lists.
 func difference(old, want []string) (came, went []string) {
 	had, has := sets.New(old...), sets.New(want...)
 	return sets.List(has.Difference(had)), sets.List(had.Difference(has))
 }
 
-// parseSets reads what ipset save prints of the sets with our prefix.
+// parseSets reads the sets with our prefix from the output of ipset save.
 func parseSets(saved string) map[string]map[string]bool {
 	all := map[string]map[string]bool{}
 	for text := range strings.Lines(saved) {

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Table is the rules of policies in one network namespace. Methods block for programs; none but Counters,
-// Adopt and EndConnections may be called in parallel to others.
+// Table is the rules of policies in one network namespace. Methods block for programs. Only
+// Counters, Adopt and EndConnections may be called in parallel to others.
 type Table struct {
 	connections.Namespace
 
@@ -29,9 +29,9 @@ type Table struct {
 	applied atomic.Pointer[applied]
 	// mu guards counted, which Counters reads.
 	mu sync.Mutex
-	// counted has the packets that rules counted before they were made anew.
+	// counted has the counts of rules before they were made anew.
 	counted map[string]ruleset.Count
-	// doomed are sets that nothing names and that could not be destroyed yet.
+	// doomed are unused sets that could not be destroyed yet.
 	doomed map[string]bool
 }
 
@@ -45,14 +45,14 @@ type applied struct {
 	chains   [2]*chains
 }
 
-// New returns the rules of the network namespace at a path. An empty path stands for the network namespace
-// of the calling process.
+// New returns the rules of the network namespace at a path. An empty path stands for the network
+// namespace of the calling process.
 func New(netns string, variant xtables.Variant) *Table {
 	return &Table{Namespace: connections.Namespace(netns), variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
 }
 
-// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an error
-// packets meet old rules or new ones, and the next Apply replaces all.
+// Apply writes a ruleset, which rulesettest.Check must accept, into the kernel. After an error
+// packets meet old or new rules, and the next Apply replaces all rules.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return t.Do(func() error {
 		before := t.applied.Load()
@@ -74,7 +74,7 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	})
 }
 
-// read returns the kernel's chains and sets, as those of no ruleset, with names that no set has.
+// read returns the kernel's chains and sets, without a ruleset, and a new generation of set names.
 func (t *Table) read(ctx context.Context) (*applied, error) {
 	have := &applied{sets: map[string]*set{}}
 	for i, f := range ruleset.Families {
@@ -142,15 +142,15 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 	for _, name := range sets.gone {
 		t.doomed[name] = true
 	}
-	// Counters sees no rules before it sees all counts.
+	// Counters must not see the new rules before all counts are kept.
 	t.keep(counted, after)
 	t.applied.Store(after)
 	t.destroy(ctx, after)
 	return nil
 }
 
-// destroy removes the sets that nothing names. The kernel may still be at work with rules that named them: such
-// sets go with a later change.
+// destroy removes unused sets. The kernel may still be working with rules that named them: a later
+// change destroys these sets.
 func (t *Table) destroy(ctx context.Context, now *applied) {
 	for name := range t.doomed {
 		if now != nil && now.sets[name] != nil {
@@ -166,7 +166,7 @@ func (t *Table) destroy(ctx context.Context, now *applied) {
 	}
 }
 
-// Exists returns whether the namespace has rules or sets of policies. A namespace that is gone has none.
+// Exists reports whether the namespace exists and has rules or sets of policies.
 func (t *Table) Exists(ctx context.Context) (exists bool, err error) {
 	err = t.Do(func() error {
 		if !t.variant.HasTable(TableName) {
@@ -181,7 +181,7 @@ func (t *Table) Exists(ctx context.Context) (exists bool, err error) {
 	return exists, notGone(err)
 }
 
-// notGone returns nil where an error says that the namespace is gone.
+// notGone returns nil if an error says that the namespace is gone.
 func notGone(err error) error {
 	if connections.IsGone(err) {
 		return nil
@@ -189,7 +189,7 @@ func notGone(err error) error {
 	return err
 }
 
-// Remove deletes the rules and sets, where there are any. A namespace that is gone has none.
+// Remove deletes the rules and sets, if namespace, rules and sets exist.
 func (t *Table) Remove(ctx context.Context) error {
 	t.applied.Store(nil)
 	return notGone(t.Do(func() error {

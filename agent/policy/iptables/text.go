@@ -4,7 +4,7 @@ package iptables
 
 import "github.com/berth-dev/berth/agent/policy/ruleset"
 
-// Text is the input of the programs that makes a ruleset where there is none.
+// Text is the input with which the programs make a ruleset from nothing.
 type Text struct {
 	// Sets is for ipset restore, and Rules for iptables-restore and ip6tables-restore.
 	Sets  string

@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Try returns an error where the programs of a variant are missing, or the kernel refuses rules that policies need:
-// kernels are built without parts of ipset and iptables. It makes such rules in a network namespace of its own, which
-// is gone when it returns, and blocks for programs.
+// Try returns an error if programs of a variant are missing, or if the kernel refuses rules that
+// policies need: some kernels lack parts of ipset and iptables. It makes such rules in a temporary
+// network namespace, and blocks for programs.
 func Try(ctx context.Context, variant xtables.Variant) error {
 	if err := Check(variant); err != nil {
 		return err
@@ -37,7 +37,7 @@ func Try(ctx context.Context, variant xtables.Variant) error {
 	return nil
 }
 
-// sample is a ruleset with every condition but ports of SCTP, which few policies name.
+// sample is a ruleset with every condition except ports of SCTP, which few policies name.
 func sample() *ruleset.Ruleset {
 	rs := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
 	conditions := &ruleset.Chain{Name: "conditions", Rules: []ruleset.Rule{

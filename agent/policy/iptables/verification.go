@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Verify returns ruleset.ErrChanged, with the first object that differs, where another program took something of
-// the rules or sets away, changed it or added to it. Apply then replaces all.
+// Verify returns ruleset.ErrChanged, with the first difference, if another program changed, removed
+// or added rules or elements. The next Apply then replaces all rules.
 func (t *Table) Verify(ctx context.Context) error {
 	now := t.applied.Load()
 	if now == nil {
@@ -99,8 +99,8 @@ func compareSets(want map[string]*set, have map[string]map[string]bool) error {
 	return nil
 }
 
-// Counters returns the counters by the names that the ruleset gives them. It may be called in parallel to all
-// methods. They begin at 0 with each process.
+// Counters returns the counters by their names in the ruleset. It may be called in parallel to all
+// methods. Counters begin at 0 with each process.
 func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) {
 	now := t.applied.Load()
 	all := map[string]ruleset.Count{}
@@ -131,8 +131,8 @@ func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) 
 	return all, nil
 }
 
-// count adds the counts of rules to the counters that they name; of the chains for which only returns true, where
-// it is not nil.
+// count adds the counts of rules to the counters that they name. If only is not nil, it skips
+// chains for which only returns false.
 func (c *chains) count(counted counts, all map[string]ruleset.Count, only func(chain string) bool) {
 	for name, lines := range c.lines {
 		if only != nil && !only(name) {
@@ -152,7 +152,7 @@ func (c *chains) count(counted counts, all map[string]ruleset.Count, only func(c
 	}
 }
 
-// hasCounters returns whether a rule of some chains has a counter.
+// hasCounters reports whether any rule of the chains has a counter.
 func (c *chains) hasCounters(of map[string]bool) bool {
 	for name := range of {
 		if slices.ContainsFunc(c.lines[name], func(l line) bool { return l.counter != "" }) {
@@ -162,8 +162,8 @@ func (c *chains) hasCounters(of map[string]bool) bool {
 	return false
 }
 
-// countsOf returns the counts of the rules that a change makes anew or removes. It runs a program only where some
-// have any.
+// countsOf returns the counts of the rules that a change makes anew or removes. It runs a program
+// only if such rules have counters.
 func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
 	for i, f := range ruleset.Families {

@@ -18,17 +18,17 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrNoBridgeFilter is returned by Show where the kernel cannot show the packets of bridges.
+// ErrNoBridgeFilter is returned by Show if the kernel cannot show the packets of bridges.
 var ErrNoBridgeFilter = errors.New("the node cannot see packets between pods on one bridge: load the kernel module br_netfilter (modprobe br_netfilter)")
 
-// journal remembers kernel settings as they were. Its methods are safe in parallel and block
-// for a file.
+// journal remembers the original kernel settings. Its methods are safe in parallel and block for a
+// file.
 type journal interface {
 	// KeepWas is settings.Journal.KeepWas.
 	KeepWas(key, was, value string) error
 }
 
-// Shower has bridges of the node show their packets to netfilter.
+// Shower makes bridges of the node show their packets to netfilter.
 type Shower struct {
 	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
@@ -40,7 +40,7 @@ type Shower struct {
 }
 
 // Show makes the packets that a bridge passes from port to port visit the hook forward. It is
-// idempotent, and does nothing where there is no such bridge. It blocks for the kernel.
+// idempotent, and does nothing if the bridge does not exist. It blocks for the kernel.
 func (s *Shower) Show(bridge string) error {
 	link, err := rtnl.LinkOrNil(bridge)
 	if err != nil || link == nil {
@@ -66,7 +66,7 @@ func (s *Shower) turnOn(bridge netlink.Link, setting rtnl.BridgeSetting) error {
 		return fmt.Errorf("bridge %s: %w", bridge.Attrs().Name, ErrNoBridgeFilter)
 	}
 	if s.Settings != nil {
-		// As seen from /proc/sys.
+		// The path is relative to /proc/sys.
 		key := filepath.Join("../../sys/class/net", bridge.Attrs().Name, "bridge", setting.String())
 		if err := s.Settings.KeepWas(key, "0", "1"); err != nil {
 			return err
@@ -75,12 +75,12 @@ func (s *Shower) turnOn(bridge netlink.Link, setting rtnl.BridgeSetting) error {
 	return rtnl.SetBridge(bridge, setting, true)
 }
 
-// ofAllBridges are the settings, below SysctlRoot, by which all bridges of a network namespace show their packets
-// to netfilter. The kernel sets them when it loads br_netfilter.
+// ofAllBridges are the settings, below SysctlRoot, by which all bridges of a network namespace show
+// their packets to netfilter. The kernel sets them when it loads br_netfilter.
 var ofAllBridges = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables", "net/bridge/bridge-nf-call-arptables"}
 
-// load has the kernel load br_netfilter, if it is not there. Other bridges than those of pods go on not to
-// show their packets.
+// load makes the kernel load br_netfilter, if necessary. All bridges except bridges of pods still
+// do not show their packets.
 func (s *Shower) load() error {
 	there := func() (bool, error) {
 		_, err := os.Stat(filepath.Join(s.SysctlRoot, ofAllBridges[0]))
@@ -113,9 +113,9 @@ func (s *Shower) load() error {
 	return nil
 }
 
-// request makes a rule with the match physdev of iptables and deletes it: for that the kernel
-// loads br_netfilter, which otherwise takes a capability that the agent does not have. Nobody
-// sees the rule.
+// request makes and deletes a rule with the match physdev of iptables, for which the kernel loads
+// br_netfilter: to load it directly needs a capability that the agent does not have. Nobody sees
+// the rule.
 func request() error {
 	// struct xt_physdev_info: two names with their masks, a byte, and that the packet is bridged.
 	const bitmask, bridged, size = 4*16 + 1, 0x04, 72

@@ -15,13 +15,13 @@
 //	the row before that the pod made a port   of its namespace
 //	of a bridge
 //
-// An interface whose packets are seen in the pod's namespace is called direct. Packets to
-// Services that leave by one are translated by nobody on the node, so that the pod's namespace
-// sees the same destination that the network does.
+// An interface whose packets are seen in the pod's namespace is called direct. The node does not
+// translate packets to Services that leave by a direct interface, so the pod's namespace and the
+// network see the same destination.
 //
-// Only links of CNI plugins count: interfaces with a name that the caller knows, and links
-// whose other end or parent is in another namespace. Links that a pod makes inside, such as a
-// tunnel or the bridge of a container engine, are the pod's own affair.
+// Only links of CNI plugins count: interfaces with a name that the caller knows, and links whose
+// other end or parent is in another namespace. Links that a pod itself makes, such as a tunnel or
+// the bridge of a container engine, do not count.
 //
-// The package changes one thing: Show has a bridge show its packets to netfilter.
+// The package's only change of the node is that Show makes a bridge show its packets to netfilter.
 package place

@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrNoNamespace is returned by Find where the pod's network namespace is gone.
+// ErrNoNamespace is returned by Find if the pod's network namespace is gone.
 var ErrNoNamespace = errors.New("the pod has no network namespace")
 
 // Place is where the packets of a pod's interfaces can be seen. An interface in none of the
@@ -33,13 +33,13 @@ type Place struct {
 	Addresses map[netip.Addr]string
 	// Ways are the node's links by which the packets of its other interfaces come and go, in order.
 	Ways []string
-	// ByWire are the addresses of direct interfaces, in order, to which the node's own packets come through the
-	// network, if at all: nothing tells them from packets of a host that sends from the node's address. To other
-	// addresses the node sends by an interface of the pod that is not direct.
+	// ByWire are the addresses of direct interfaces, in order, that the node's own packets reach only
+	// through the network: they look like packets of any host that forges the node's address. The node
+	// reaches other addresses by an interface of the pod that is not direct.
 	ByWire []netip.Addr
-	// Bridges are the bridges of the node with which other interfaces of the pod are
-	// connected, in order, and Bridged the addresses of these interfaces, in order: also link-local
-	// addresses and addresses that a router announced, by which the ports of a bridge reach each other.
+	// Bridges are the bridges of the node to which other interfaces of the pod are connected, in
+	// order. Bridged are the addresses of these interfaces, in order, including link-local addresses
+	// and addresses that a router announced: the ports of a bridge reach each other by them.
 	Bridges []string
 	Bridged []netip.Addr
 	// Ports are the ports of Bridges, in order of their names.
@@ -58,16 +58,16 @@ const (
 	Enslaved Reason = "it is a port of another interface in the pod, which passes packets on where nothing sees them; use a network type for which the node routes"
 )
 
-// Port is the node's end of an interface that is a port of a bridge, with the interface's addresses.
+// Port is the node's end of an interface that is a port of a bridge, with the interface's
+// addresses.
 type Port struct {
 	Name      string
 	Addresses []netip.Addr
 }
 
-// Find returns the place of the pod whose network namespace has the path. names are the
-// interfaces that the pod is known to have; others count where they lead out of the
-// namespace. It changes nothing. It is called in the namespace of the node and blocks for the
-// kernel.
+// Find returns the place of the pod whose network namespace has the path. names are the known
+// interfaces of the pod; others count if they lead out of the namespace. It changes nothing. It is
+// called in the namespace of the node and blocks for the kernel.
 func Find(netns string, names []string) (Place, error) {
 	inside, err := linksOf(netns, names)
 	if err != nil {
@@ -121,17 +121,17 @@ func Find(netns string, names []string) (Place, error) {
 	return p, nil
 }
 
-// byWire returns whether the node sends to an address of a direct interface by another way than its own links
-// to the pod.
+// byWire reports whether the node reaches an address of a direct interface otherwise than by its
+// own links to the pod.
 func byWire(a netip.Addr, ways map[int]bool) (bool, error) {
 	if a.IsLinkLocalUnicast() || a.IsMulticast() {
-		// The node has no such address that counts.
+		// The node does not use such addresses to reach a pod.
 		return false, nil
 	}
 	routes, err := netlink.RouteGet(a.AsSlice())
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		// It has none.
+		// The node has no route.
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("find the node's route to %s: %w", a, err)
@@ -144,9 +144,9 @@ type namespace struct {
 	links []netlink.Link
 	// addresses has the addresses of links by the link's index.
 	addresses map[int][]netip.Addr
-	// ports are the indexes of links that are ports of another link there, but of a VRF.
+	// ports are the indexes of links that are ports of another link there, except a VRF.
 	ports map[int]bool
-	// id is the number by which the node knows it, -1 where it knows none.
+	// id is the node's number for the namespace, -1 if there is none.
 	id int
 }
 
@@ -160,7 +160,7 @@ func linksOf(path string, names []string) (namespace, error) {
 		return namespace{}, fmt.Errorf("open network namespace %s: %w", path, err)
 	}
 	defer netns.Close()
-	// Where a path leads to the node's namespace, its container is gone.
+	// If a path leads to the node's namespace, its container is gone.
 	if isNode, err := IsNode(path); isNode || err != nil {
 		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s leads to the node's network namespace", ErrNoNamespace, path))
 	}
@@ -184,7 +184,7 @@ func linksOf(path string, names []string) (namespace, error) {
 			if err != nil {
 				return err
 			}
-			// One that is down and has addresses may be put up again.
+			// A link that is down but has addresses may be set up again.
 			if l.Attrs().Flags&net.FlagUp != 0 || len(addrs) > 0 {
 				n.links = append(n.links, l)
 				n.addresses[l.Attrs().Index] = addrs
@@ -198,7 +198,7 @@ func linksOf(path string, names []string) (namespace, error) {
 	return n, nil
 }
 
-// IsNode returns whether a path leads to the network namespace of the node.
+// IsNode reports whether a path leads to the network namespace of the node.
 func IsNode(netns string) (bool, error) {
 	is, err := cnins.CheckNetNS(netns)
 	if err != nil {
@@ -207,7 +207,7 @@ func IsNode(netns string) (bool, error) {
 	return is, nil
 }
 
-// isOfPlugin returns whether a CNI plugin made a link.
+// isOfPlugin reports whether a CNI plugin made a link.
 func isOfPlugin(l netlink.Link, names []string) bool {
 	attrs := l.Attrs()
 	if attrs.Flags&net.FlagLoopback != 0 {
@@ -242,18 +242,19 @@ func linkAddresses(l netlink.Link) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// sight is where the packets of an interface can be seen: in the pod's namespace, unless one of the fields says otherwise.
+// sight is where the packets of an interface can be seen: in the pod's namespace, unless a field
+// says otherwise.
 type sight struct {
-	// why is the reason why they are seen nowhere.
+	// why is the reason if the packets are seen nowhere.
 	why Reason
-	// way is the node's link by which it sends to the interface, where they are seen on the node, and port is the port of
-	// that link which they pass, where it is a bridge.
+	// way is the node's link to the interface, if the packets are seen on the node. If way is a
+	// bridge, port is the bridge port of the packets.
 	way  netlink.Link
 	port string
 }
 
-// look returns where the packets of a link of the namespace can be seen. A port of a bridge or the like in the
-// namespace, as a virtual machine has it, has none that pass the hooks there.
+// look returns where the packets of a link of the namespace can be seen. Packets of a port of a
+// bridge in the namespace, as virtual machines use, do not pass the hooks there.
 func (n namespace) look(l netlink.Link) (sight, error) {
 	s, err := n.seen(l)
 	if err == nil && s == (sight{}) && n.ports[l.Attrs().Index] {
@@ -262,7 +263,7 @@ func (n namespace) look(l netlink.Link) (sight, error) {
 	return s, err
 }
 
-// seen does so for a link that is no port in the namespace.
+// seen is look for a link that is no port in the namespace.
 func (n namespace) seen(l netlink.Link) (sight, error) {
 	switch l.Type() {
 	case "veth":
@@ -283,7 +284,7 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 	if err != nil {
 		return sight{}, fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
 	}
-	// Indexes are of namespaces, and the other end may be in a third one.
+	// Each namespace has its own indexes, and the other end may be in a third namespace.
 	if !rtnl.IsPair(l, end) || n.id < 0 || end.Attrs().NetNsID != n.id {
 		return sight{}, nil
 	}
@@ -315,8 +316,8 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 // dnsLink carries the addresses of NodeLocal DNSCache.
 const dnsLink = "nodelocaldns"
 
-// NodeAddresses lists the addresses of the node itself, in order, without the ones of Services, and the ones of its DNS cache, if it has one.
-// It blocks for the kernel.
+// NodeAddresses lists the addresses of the node itself, in order and without addresses of Services,
+// and the addresses of its DNS cache, if it has one. It blocks for the kernel.
 func NodeAddresses() (own, dns []netip.Addr, err error) {
 	all, err := rtnl.NodeAddresses()
 	if err != nil {

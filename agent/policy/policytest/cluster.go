@@ -26,7 +26,7 @@ type Cluster struct {
 	network    map[types.NamespacedName]*networkingv1.NetworkPolicy
 	cluster    map[string]*policyv1alpha2.ClusterNetworkPolicy
 	Nodes      []*Node
-	// nodes are the nodes as peers, and one more.
+	// nodes are the nodes as peers, and a further node.
 	nodes map[string]*policy.Pod
 	// History lists the changes, for people.
 	History []string
@@ -40,7 +40,7 @@ type Node struct {
 	Addresses []netip.Addr
 	// Locals are its pods in the order in which they came.
 	Locals []*Local
-	// late are calls to the Index that are still to be made, in order.
+	// late are delayed calls to the Index, in order.
 	late []func(*policy.Index)
 }
 
@@ -78,7 +78,7 @@ func NewCluster(random *Random) *Cluster {
 // Namespaces implements policy.Cluster.
 func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(c.namespaces) }
 
-// Pods implements policy.Cluster. The value of one pod is gone when the next comes.
+// Pods implements policy.Cluster. Each value is valid until the next iteration.
 func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
 	return func(yield func(*policy.Pod) bool) {
 		all := maps.Values(c.pods)
@@ -136,7 +136,7 @@ func (c *Cluster) note(format string, args ...any) {
 	c.History = append(c.History, fmt.Sprintf(format, args...))
 }
 
-// tell has each node's Index told of a change, now or later.
+// tell reports a change to each node's Index, now or later.
 func (c *Cluster) tell(call func(*policy.Index)) {
 	for _, n := range c.Nodes {
 		n.late = append(n.late, call)
@@ -163,7 +163,7 @@ func fromMap[K comparable, V any](r *Random, m map[K]V, text func(K) string) (ke
 	return one(r, sorted...), true
 }
 
-// Change changes something, and at times somebody looks at a moment when not all was told.
+// Change changes something, and sometimes reads an Index before everything is reported.
 func (c *Cluster) Change() {
 	c.ChangeUnseen()
 	if !c.random.often(10) {
@@ -177,7 +177,7 @@ func (c *Cluster) Change() {
 	}
 }
 
-// ChangeUnseen changes something, and nobody looks before all is told.
+// ChangeUnseen changes something, and reads no Index before everything is reported.
 func (c *Cluster) ChangeUnseen() {
 	r := c.random
 	switch n := r.IntN(100); {
@@ -273,7 +273,8 @@ func (c *Cluster) SetPolicies(policies Policies) {
 	}
 }
 
-// setNode adds a node to the peers, gives it other labels or addresses, or takes it away. The third one has addresses of any.
+// setNode adds a node to the peers, gives it other labels or addresses, or removes it. The third
+// node has random addresses.
 func (c *Cluster) setNode(i int) {
 	name := fmt.Sprintf("node-%d", i)
 	was, is := c.nodes[name], &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: name}, UID: types.UID(name), Labels: c.random.Labels()}
@@ -387,8 +388,8 @@ func (c *Cluster) deletePod(name types.NamespacedName) {
 	c.tell(func(x *policy.Index) { x.SetPod(was, nil) })
 }
 
-// moveAddress gives an address to another pod, and takes it away from the first one before,
-// later or never.
+// moveAddress gives an address to another pod, and takes it from the first pod before, later or
+// never.
 func (c *Cluster) moveAddress() {
 	from, _ := fromMap(c.random, c.pods, types.NamespacedName.String)
 	to, ok := fromMap(c.random, c.pods, types.NamespacedName.String)
@@ -413,7 +414,7 @@ func (c *Cluster) moveAddress() {
 	}
 }
 
-// addLocal has a pod run on a node. It is shown by the cluster, with its addresses or before.
+// addLocal runs a pod on a node. The cluster shows the pod already, maybe still without addresses.
 func (c *Cluster) addLocal() {
 	name, ok := fromMap(c.random, c.pods, types.NamespacedName.String)
 	if !ok {
@@ -443,14 +444,14 @@ func (c *Cluster) addLocal() {
 	}
 	n := one(c.random, c.Nodes...)
 	if len(n.Locals) > 0 && c.random.often(15) {
-		// An address that goes from one pod to the next.
+		// An address moves from one pod to another.
 		l.Addresses = one(c.random, n.Locals...).Addresses
 	}
 	n.Locals = append(n.Locals, l)
 	n.set(l)
 }
 
-// addUnknown has a pod run on a node before the cluster shows it.
+// addUnknown runs a pod on a node before the cluster shows it.
 func (c *Cluster) addUnknown() {
 	p := c.random.Pod()
 	n := one(c.random, c.Nodes...)
@@ -460,7 +461,7 @@ func (c *Cluster) addUnknown() {
 	n.set(l)
 }
 
-// showUnknown has the cluster show such a pod.
+// showUnknown makes the cluster show such a pod.
 func (c *Cluster) showUnknown() {
 	for _, n := range c.Nodes {
 		if i := slices.IndexFunc(n.Locals, func(l *Local) bool { return l.Unknown }); i >= 0 {
@@ -478,7 +479,7 @@ func (n *Node) set(l *Local) {
 	n.Catch()
 }
 
-// drawLocal draws a node and one of its pods, -1 where it has none.
+// drawLocal draws a node and the index of one of its pods, -1 if it has none.
 func (c *Cluster) drawLocal() (*Node, int) {
 	n := one(c.random, c.Nodes...)
 	if len(n.Locals) == 0 {
@@ -513,7 +514,7 @@ func (c *Cluster) deleteLocal() {
 	n.stop(i)
 }
 
-// Run has a pod run on the node.
+// Run runs a pod on the node.
 func (n *Node) Run(p *policy.Pod) {
 	n.cluster.SetPod(p)
 	l := &Local{Pod: p, Local: policy.Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{fmt.Sprintf("veth-%d", len(n.Locals))}}}
@@ -541,8 +542,8 @@ func (n *Node) shown(l *Local) bool {
 	return p != nil && p.UID == l.UID
 }
 
-// Subject returns the local pod as its own policies see it: with the addresses whose packets are
-// its own.
+// Subject returns the local pod as its own policies see it: with the addresses whose packets belong
+// to it.
 func (n *Node) Subject(l *Local) *policy.Pod {
 	p := l.merged()
 	p.Addresses = append(p.Addresses, l.Seen...)
@@ -552,9 +553,9 @@ func (n *Node) Subject(l *Local) *policy.Pod {
 	return p
 }
 
-// IngressByWire says whether the policies of a local pod allow a connection that comes by an interface past the
-// node. The node's own may come there to the pod's address in the cluster, or on record while that has none, if
-// the node has no other way to it.
+// IngressByWire decides whether the policies of a local pod allow a connection that comes by an
+// interface past the node. The node's own connections may come there to the pod's address in the
+// cluster, or in the record while the cluster has none, if the node has no other way to it.
 func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
 	world := n.World()
 	of := l.Pod.Addresses
@@ -571,8 +572,9 @@ func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
 	return world.Ingress(n.Subject(l), c)
 }
 
-// CallsItself returns whether a connection of a local pod's addresses is one of the pod with itself through a Service:
-// by a link of its own, or a shared one to the address that it comes from or one that the cluster shows.
+// CallsItself reports whether a connection between addresses of a local pod is a call of the pod to
+// itself through a Service: by a link of its own, or by a shared link to its source address or an
+// address in the cluster.
 func (n *Node) CallsItself(l *Local, c Connection) bool {
 	if l == nil || n.Owner(c.Source) != l || n.Owner(c.Destination) != l || len(l.Ways) == 0 {
 		return false
@@ -599,7 +601,7 @@ func (n *Node) World() *World {
 	w := &World{Namespaces: n.cluster.namespaces, Nodes: slices.Collect(maps.Values(n.cluster.nodes)), Node: n.Addresses, DNS: nodeDNS}
 	local := map[types.UID]bool{}
 	for _, l := range n.Locals {
-		// A pod that is deleted in the API is bound by policies as long as it runs, but nobody's peer.
+		// A pod that is deleted in the API is subject to policies as long as it runs, but is no peer.
 		if local[l.UID] = true; n.shown(l) {
 			w.Pods = append(w.Pods, l.merged())
 		}
@@ -614,8 +616,8 @@ func (n *Node) World() *World {
 	return w
 }
 
-// Owner returns the node's own pod that has an address: on record, else as the cluster shows, else as is
-// seen; of several the last that came.
+// Owner returns the node's own pod that has an address: in its record, else in the cluster, else as
+// a seen address; of several pods the last that came.
 func (n *Node) Owner(a netip.Addr) *Local {
 	for _, addresses := range []func(*Local) []netip.Addr{
 		func(l *Local) []netip.Addr { return l.Addresses },

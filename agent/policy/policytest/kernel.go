@@ -25,11 +25,11 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Backends are those whose rules carry the packets.
+// Backends are the backends under test.
 var Backends = []enforce.Backend{enforce.BackendNFTables, enforce.BackendIPTablesNFT, enforce.BackendIPTablesLegacy}
 
-// stayOnOneCPU binds the test to one thread on one CPU. Packets between namespaces of one CPU stay in
-// order on any path: when a later one has arrived, an earlier one has arrived or will not.
+// stayOnOneCPU binds the test to one thread on one CPU. Packets between namespaces of one CPU stay
+// in order on any path: when a later one has arrived, an earlier one has arrived or will not.
 func stayOnOneCPU(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -54,7 +54,8 @@ func stayOnOneCPU(t *testing.T) {
 	})
 }
 
-// Kernel is a cluster's first node with its pods, each a network namespace, and a host that has all other addresses.
+// Kernel is a cluster's first node with its pods, each in a network namespace, and a host with all
+// other addresses.
 type Kernel struct {
 	*testing.T
 	backend enforce.Backend
@@ -69,7 +70,8 @@ type Kernel struct {
 	InPods bool
 	// links counts the router's links to hosts.
 	links int
-	// last is the source port or identifier of the last packet. None is used again soon: conntrack may know it.
+	// last is the source port or identifier of the last packet. It is not reused soon, because
+	// conntrack may know it.
 	last uint16
 }
 
@@ -80,8 +82,8 @@ type kernelHost struct {
 	table enforce.Table
 	// way is the router's link to it.
 	way string
-	// fence is a socket for packets to the router and from it by a link of their own, of which no policy is: the host has fenceAddr
-	// there, and the router has fenceRouter.
+	// fence is a socket for packets to and from the router, by a separate link without policies. The
+	// host has fenceAddr there, and the router has fenceRouter.
 	fence                  int
 	fenceAddr, fenceRouter netip.Addr
 	// arrivals are raw sockets, by protocol and family.
@@ -93,7 +95,8 @@ var outsiders = []string{"192.0.2.1", "10.0.1.0", "10.0.0.255", "9.255.255.255",
 	"10.9.0.1", "10.9.255.254", "10.10.0.1", // of a page, see promises
 	"fd00::ff", "fd00::100", "fcff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd01::", "7fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "8000::", "2001:db8::1"}
 
-// NewKernel returns a node whose rules a backend makes. It has none yet. The test stays on one CPU from now on.
+// NewKernel returns a node whose rules a backend will make. It has no rules yet. The test stays on
+// one CPU from now on.
 func NewKernel(t *testing.T, c *Cluster, backend enforce.Backend) *Kernel {
 	t.Helper()
 	stayOnOneCPU(t)
@@ -132,7 +135,7 @@ func NewKernel(t *testing.T, c *Cluster, backend enforce.Backend) *Kernel {
 	return w
 }
 
-// followPods makes a host of each pod that came to the node, and forgets those that went.
+// followPods makes a host for each new pod of the node, and forgets hosts of pods that went.
 func (w *Kernel) followPods() {
 	w.Helper()
 	is := map[types.UID]bool{}
@@ -299,8 +302,8 @@ func (w *Kernel) Apply() {
 	}
 }
 
-// Send sends the first packet of a connection and returns whether it arrived and, by TCP, whether
-// the answer came back: that nobody listens.
+// Send sends the first packet of a connection and returns whether it arrived. For TCP it also
+// returns whether the reset came back, because nobody listens.
 func (w *Kernel) Send(c Connection) (arrived, answered bool, err error) {
 	from, to := w.owners[c.Source], w.owners[c.Destination]
 	w.last = max(w.last+1, 1024)
@@ -331,7 +334,7 @@ func (w *Kernel) Send(c Connection) (arrived, answered bool, err error) {
 			answered = true
 		}
 	} else if err := unix.Sendto(fd, payload(c, id), 0, sockaddr(c.Destination, port)); err != nil && !errors.Is(err, unix.EPERM) {
-		// A rule of the pod itself that drops is told to the sender.
+		// A drop by a rule of the sending pod itself is an error of the send.
 		return false, false, fmt.Errorf("send: %w", err)
 	}
 	if err := w.pass(from, to); err != nil {
@@ -358,8 +361,8 @@ func (w *Kernel) Send(c Connection) (arrived, answered bool, err error) {
 	return arrived, answered, nil
 }
 
-// pass sends packets behind others that are on their way from one host to another, and back, and waits
-// for its own.
+// pass sends packets behind others that are on their way from one host to another and back, and
+// waits for its own packets.
 func (w *Kernel) pass(from, to *kernelHost) error {
 	for _, hop := range []struct {
 		from, to *kernelHost
@@ -378,7 +381,7 @@ func (w *Kernel) pass(from, to *kernelHost) error {
 	return nil
 }
 
-// arrivals returns the socket that sees the packets which come to a host.
+// arrivals returns the socket that sees the packets that come to a host.
 func (w *Kernel) arrivals(h *kernelHost, c Connection) int {
 	family := unix.AF_INET
 	if c.Source.Is6() {
@@ -416,8 +419,8 @@ func drain(fd int, seen func(source netip.Addr, packet []byte)) error {
 	}
 }
 
-// payload returns the data that a socket of the connection's protocol sends: with a port of its own,
-// or an identifier.
+// payload returns the data for a socket of the connection's protocol, with the source port or
+// identifier id.
 func payload(c Connection, id uint16) []byte {
 	switch c.Protocol {
 	case ruleset.SCTP:

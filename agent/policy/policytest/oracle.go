@@ -20,7 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// World has the objects that decide about connections: all of a cluster, as one node sees them.
+// World has the objects of a cluster that decide about connections, as one node sees them.
 type World struct {
 	// Namespaces are their labels by name. Each pod's namespace is there.
 	Namespaces map[string]map[string]string
@@ -29,9 +29,10 @@ type World struct {
 	Nodes   []*policy.Pod
 	Network []*networkingv1.NetworkPolicy
 	Cluster []*policyv1alpha2.ClusterNetworkPolicy
-	// Node is the node's own addresses. No policy stops connections from them to its pods. DNS is the ones at which a DNS cache listens.
+	// Node is the node's own addresses. No policy stops connections from them to its pods. DNS is the
+	// addresses of a DNS cache.
 	Node, DNS []netip.Addr
-	// Outside says that packets come from elsewhere, whatever their source: no pod calls itself.
+	// Outside says that packets come from other hosts, whatever their source: no pod calls itself.
 	Outside bool
 }
 
@@ -43,7 +44,7 @@ type Connection struct {
 	Port uint16
 }
 
-// String is as people write it.
+// String is the connection for messages.
 func (c Connection) String() string {
 	return fmt.Sprintf("%s -> %s %s/%d", c.Source, c.Destination, c.Protocol, c.Port)
 }
@@ -53,8 +54,8 @@ type Verdict struct {
 	Allowed bool
 	// Kind is the kind of the policy which decided, empty if none did.
 	Kind string
-	// Policies are the ClusterNetworkPolicy that decided, or all NetworkPolicies that allow the
-	// connection: namespace and name, and the number of the rule.
+	// Policies has the ClusterNetworkPolicy that decided, or all NetworkPolicies that allow the
+	// connection, each with namespace, name and the number of the rule.
 	Policies []string
 }
 
@@ -72,20 +73,20 @@ func (d direction) peer() netip.Addr {
 	return d.Source
 }
 
-// Egress says whether the policies of the pod that a connection comes from allow it.
+// Egress returns the verdict of the policies of the source pod.
 func (w *World) Egress(pod *policy.Pod, c Connection) Verdict {
 	return w.decide(pod, direction{true, c})
 }
 
-// Ingress says whether the policies of the pod that a connection goes to allow it.
+// Ingress returns the verdict of the policies of the destination pod.
 func (w *World) Ingress(pod *policy.Pod, c Connection) Verdict {
 	return w.decide(pod, direction{false, c})
 }
 
 // decide goes through the tiers.
 func (w *World) decide(pod *policy.Pod, d direction) Verdict {
-	// "Traffic is allowed to a pod […] if the traffic source is the pod's local node" (NetworkPolicySpec.Ingress); of egress the API says
-	// nothing like it.
+	// "Traffic is allowed to a pod […] if the traffic source is the pod's local node"
+	// (NetworkPolicySpec.Ingress); of egress the API says nothing like it.
 	if !w.Outside && slices.Contains(pod.Addresses, d.peer()) || !d.egress && slices.Contains(w.Node, d.peer()) {
 		return Verdict{Allowed: true}
 	}
@@ -120,8 +121,8 @@ func (w *World) decide(pod *policy.Pod, d direction) Verdict {
 	return Verdict{Allowed: true}
 }
 
-// Selecting returns the policies that select a pod and say something in a direction: kind, namespace
-// and name, sorted.
+// Selecting returns the policies that select a pod and say something in a direction: kind,
+// namespace and name, sorted.
 func (w *World) Selecting(pod *policy.Pod, egress bool) []string {
 	var all []string
 	for _, p := range w.Network {
@@ -173,8 +174,8 @@ func rules(p *networkingv1.NetworkPolicy, egress bool) []rule {
 	return all
 }
 
-// owners returns the pods that have an address, and nil, which stands for a host that is no
-// pod. An address may for a moment have two pods; it is then taken for either.
+// owners returns nil, for a host that is no pod, and the pods of an address. For a moment an
+// address may have two pods; then it counts as either.
 func (w *World) owners(a netip.Addr) []*policy.Pod {
 	all := []*policy.Pod{nil}
 	for _, p := range w.Pods {
@@ -311,14 +312,15 @@ func (w *World) tier(tier policyv1alpha2.Tier, subject *policy.Pod, d direction)
 	return Verdict{}, false
 }
 
-// unknownPeer returns whether a peer has none of the fields that are supported. Names of domains, which are experimental, are not.
+// unknownPeer reports whether a peer has no supported field. Domain names are experimental and not
+// supported.
 func unknownPeer(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
 	return p.Namespaces == nil && p.Pods == nil && p.Nodes == nil && len(p.Networks) == 0
 }
 
-// unknownProtocol returns whether a protocol has no field. The document wants one ("Exactly one field must be
-// set", MinProperties=1), also below TCP, UDP and SCTP, and for peers gives only the consequence of none;
-// it can mean nothing else here.
+// unknownProtocol reports whether a protocol has no field. The document requires a field ("Exactly
+// one field must be set", MinProperties=1), also below TCP, UDP and SCTP. It names the consequence
+// of a missing field only for peers, but nothing else is possible here.
 func unknownProtocol(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool {
 	none := func(p *policyv1alpha2.Port) bool { return p == nil || p.Number == 0 && p.Range == nil }
 	switch {
@@ -353,8 +355,8 @@ func (w *World) matchesRule(r clusterRule, subject *policy.Pod, d direction) boo
 	return false
 }
 
-// selects returns whether one of the two ways to select pods that ClusterNetworkPolicies have
-// selects a pod.
+// selects reports whether namespaces or pods, the two ways of ClusterNetworkPolicies to select
+// pods, select a pod.
 func (w *World) selects(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod, pod *policy.Pod) bool {
 	labels := w.Namespaces[pod.Namespace]
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Random draws objects from few values, so that they meet.
+// Random draws objects from few values, so that they often match.
 type Random struct {
 	*rand.Rand
 }
@@ -71,7 +71,7 @@ func (r *Random) Labels() map[string]string {
 	return labels
 }
 
-// NamespaceLabels draws labels of a namespace, with the one that the API server sets.
+// NamespaceLabels draws labels of a namespace, with the label that the API server sets.
 func (r *Random) NamespaceLabels(name string) map[string]string {
 	labels := r.Labels()
 	labels[corev1.LabelMetadataName] = name
@@ -240,7 +240,7 @@ func (r *Random) ClusterPort() *policyv1alpha2.Port {
 	return &policyv1alpha2.Port{Number: first}
 }
 
-// ClusterProtocol draws a protocol of a ClusterNetworkPolicy, with a named port where it may be one.
+// ClusterProtocol draws a protocol of a ClusterNetworkPolicy, with a named port only if named.
 func (r *Random) ClusterProtocol(named bool) policyv1alpha2.ClusterNetworkPolicyProtocol {
 	var port *policyv1alpha2.Port
 	switch n := r.IntN(100); {
@@ -265,7 +265,8 @@ func (r *Random) action() policyv1alpha2.ClusterNetworkPolicyRuleAction {
 	return one(r, policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny, policyv1alpha2.ClusterNetworkPolicyRuleActionPass)
 }
 
-// EgressPeer draws a peer, seldom names of domains, which nobody carries out, or one that nobody knows yet.
+// EgressPeer draws a peer, sometimes with domain names, which are not supported, or without a known
+// field.
 func (r *Random) EgressPeer() policyv1alpha2.ClusterNetworkPolicyEgressPeer {
 	var p policyv1alpha2.ClusterNetworkPolicyEgressPeer
 	switch n := r.IntN(100); {
@@ -350,7 +351,7 @@ func (r *Random) Addresses() []netip.Addr {
 	return all
 }
 
-// NamedPorts draws ports, of which two may have one name: by different protocols, or in two
+// NamedPorts draws ports. Two ports may have the same name, with different protocols or in two
 // containers.
 func (r *Random) NamedPorts() []policy.NamedPort {
 	return few(r, 4, func() policy.NamedPort {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package port guards the ports of bridges behind which are pods that policies select. The rules of policies
-// see IP packets that a bridge passes on (br_netfilter), and know pods by their addresses; so the table here
-// lets nothing else pass from port to port:
+// Package port guards the bridge ports of pods that policies select. The rules of policies see IP
+// packets that a bridge passes on (br_netfilter), and identify pods by their addresses. So the
+// table here lets nothing else pass from port to port:
 //
 //	table bridge berth-policy
 //	  set ports                  the guarded ports
@@ -19,9 +19,9 @@
 //	    IP, destination not in addresses      drop, except neighbour discovery
 //	    neither ARP nor IP, or tagged         drop
 //
-// Isolated ports of the kernel would be simpler, but keep pods on one bridge from each other altogether, also
-// where policies allow it, and let them reach ports that are not isolated. The packets that the node itself
-// sends to a port are not concerned.
+// The kernel's isolated ports would be simpler. But they separate pods on a bridge even if policies
+// allow the connection, and let them reach ports that are not isolated. The table does not affect
+// packets that the node itself sends to a port.
 package port
 
 import (
@@ -36,8 +36,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Guard makes the table for the ports, each of which is given once, and removes it where there are none. It
-// blocks for the kernel and is idempotent; the caller makes calls one after another.
+// Guard makes the table for the ports, without repeats, and removes the table if there are no
+// ports. It blocks for the kernel and is idempotent; the caller makes calls one after another.
 func Guard(ports []place.Port) error {
 	t := tableOf(ports)
 	if len(ports) == 0 {
@@ -89,15 +89,15 @@ func addressesOf(ports []place.Port, ip *nftables.IP) iter.Seq[nftables.Element]
 	}
 }
 
-// kind matches frames by their type; a tagged frame has that of its tag.
+// kind matches frames by their type; a tagged frame has the type of its tag.
 func kind(t uint16) nftables.Statement { return nftables.Link(12, 2).Is(byte(t>>8), byte(t)) }
 
 var (
 	arp  = kind(unix.ETH_P_ARP)
 	ipv4 = kind(unix.ETH_P_IP)
 	ipv6 = kind(unix.ETH_P_IPV6)
-	// arpSender is the address for which an ARP packet of Ethernet and IPv4 claims a MAC address (RFC 826),
-	// and advertised that of a neighbour advertisement (RFC 4861 §4.4).
+	// arpSender is the sender address of an ARP packet of Ethernet and IPv4 (RFC 826); advertised is
+	// the target address of a neighbour advertisement (RFC 4861 §4.4).
 	arpSender  = nftables.Network(14, 4)
 	advertised = nftables.Transport(8, 16)
 )

@@ -8,13 +8,14 @@ import (
 	"slices"
 )
 
-// Additive returns whether a ruleset accepts all packets that an older one accepts. It compares the rules in their
-// order, so false may also mean that it cannot tell. What did not change costs little.
+// Additive reports whether a ruleset accepts all packets that an older ruleset accepts. It compares
+// the rules in their order, so false may also mean that it cannot tell. Unchanged objects cost
+// little.
 func Additive(old, rs *Ruleset) bool {
 	w := &widening{old: old, rs: rs, chains: map[[2]string]bool{}, sets: map[string]relation{}, only: map[reach]bool{}}
 	for _, hook := range []Hook{Forward, Input, Output} {
 		for _, base := range rs.Bases(hook) {
-			// A packet passes where each base chain accepts it, whatever their order.
+			// A packet passes if each base chain accepts it, in any order.
 			if before := old.Chains[base.Name]; before == nil || before.Hook != hook || !w.chain(before, base) {
 				return false
 			}
@@ -31,22 +32,23 @@ type widening struct {
 	only    map[reach]bool
 }
 
-// reach is a chain of one of the two rulesets, and a verdict that it may come to.
+// reach is a chain of either ruleset, and a verdict that it may reach.
 type reach struct {
 	rs      *Ruleset
 	chain   string
 	verdict Verdict
 }
 
-// relation says of a condition whether it matches at least what it matched before, and at most.
+// relation compares a condition with its older version: wider says that it matches at least the
+// same packets, narrower that it matches at most the same packets.
 type relation struct{ wider, narrower bool }
 
 func (r relation) and(other relation) relation {
 	return relation{r.wider && other.wider, r.narrower && other.narrower}
 }
 
-// chain returns whether no packet comes to a worse end in a chain than in an older one: a drop is worse than the
-// end of the chain, and that is worse than an accept.
+// chain reports whether no packet fares worse in a chain than in an older chain: a drop is worse
+// than the end of the chain, which is worse than an accept.
 func (w *widening) chain(old, c *Chain) bool {
 	key := [2]string{old.Name, c.Name}
 	if known, ok := w.chains[key]; ok {
@@ -56,12 +58,12 @@ func (w *widening) chain(old, c *Chain) bool {
 	return w.chains[key]
 }
 
-// rules goes through both chains: each rule of one is paired with a rule of the other, or may be missing there. Pairs
-// at both ends come first, because most changes are in one place.
+// rules goes through both chains: each rule of a chain is paired with a rule of the other chain, or
+// may be missing there. It pairs rules at both ends first, because most changes are in one place.
 func (w *widening) rules(old, c *Chain) bool {
 	pair := func(i, j int) bool {
 		before, now := &old.Rules[i], &c.Rules[j]
-		// Chains of other names stand for each other where neither has a place of its own.
+		// A renamed chain may be compared unless the other side also leads to a chain of its name.
 		if before.Target != now.Target && (leadsTo(c, before.Target) || leadsTo(old, now.Target)) {
 			return false
 		}
@@ -93,20 +95,20 @@ func leadsTo(c *Chain, target string) bool {
 	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Target == target })
 }
 
-// mayDiffer returns whether packets that a rule of a ruleset matches fare no worse where the other ruleset is without the rule: it
-// comes to one verdict, and never to the opposite one.
+// mayDiffer reports whether a rule may be missing in the other ruleset without harm for its
+// packets: it reaches the verdict to, and never the verdict never.
 func (w *widening) mayDiffer(rs *Ruleset, r *Rule, to, never Verdict) bool {
 	return !r.isDispatch() && (r.Verdict == to || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(rs, r.Target, never))
 }
 
-// comesTo returns whether a chain has a rule of a verdict, also in the chains that it leads to.
+// comesTo reports whether a chain, or a chain to which it leads, has a rule with the verdict.
 func (w *widening) comesTo(rs *Ruleset, chain string, v Verdict) bool {
 	key := reach{rs, chain, v}
 	if known, ok := w.only[key]; ok {
 		return known
 	}
 	w.only[key] = slices.ContainsFunc(rs.Chains[chain].Rules, func(r Rule) bool {
-		// Nobody asks about chains that lead to maps; they may come to anything.
+		// Nobody asks about chains that lead to maps; they may reach any verdict.
 		return r.isDispatch() || r.Verdict == v || r.Target != "" && w.comesTo(rs, r.Target, v)
 	})
 	return w.only[key]
@@ -114,7 +116,7 @@ func (w *widening) comesTo(rs *Ruleset, chain string, v Verdict) bool {
 
 func (r *Rule) isDispatch() bool { return r.SourceMap != "" || r.DestinationMap != "" }
 
-// rule returns whether a rule may stand in the place of an older one, before the rest of its chain.
+// rule reports whether a rule may replace an older rule, before the rest of its chain.
 func (w *widening) rule(old, r *Rule, rest []Rule, isBase bool) bool {
 	if old.isDispatch() || r.isDispatch() {
 		return old.SourceMap == r.SourceMap && old.DestinationMap == r.DestinationMap && old.Family == r.Family &&
@@ -137,8 +139,8 @@ func (w *widening) rule(old, r *Rule, rest []Rule, isBase bool) bool {
 	return match.wider && match.narrower
 }
 
-// lookup returns whether a map leads each packet to no worse end than before. A packet that it leads nowhere goes
-// through the rest of its chain.
+// lookup reports whether no packet fares worse with a map than before. A packet without an element
+// in the map goes through the rest of its chain.
 func (w *widening) lookup(name string, rest []Rule, isBase bool) bool {
 	was, is := w.old.Maps[name], w.rs.Maps[name]
 	if was.Family != is.Family {
@@ -193,13 +195,13 @@ func (w *widening) match(old, r *Rule) relation {
 	return all.and(values(old.Family, r.Family)).and(values(old.Protocol, r.Protocol)).and(relation{havePorts(r.Ports, old.Ports), havePorts(old.Ports, r.Ports)})
 }
 
-// values compares conditions of which the zero value matches everything.
+// values compares conditions whose zero value matches everything.
 func values[V comparable](old, v V) relation {
 	var everything V
 	return relation{v == old || v == everything, v == old || old == everything}
 }
 
-// havePorts returns whether ports have all of others.
+// havePorts reports whether ports have all of others.
 func havePorts(all, some []PortRange) bool {
 	if len(all) == 0 || len(some) == 0 {
 		return len(all) == 0
@@ -209,7 +211,7 @@ func havePorts(all, some []PortRange) bool {
 	})
 }
 
-// set compares a set of one name in both rulesets.
+// set compares the sets of a name in both rulesets.
 func (w *widening) set(name string) relation {
 	known, ok := w.sets[name]
 	if !ok {
@@ -230,12 +232,12 @@ func compareSets(old, s *Set) relation {
 	return relation{gone.isEmpty() && s.hasRanges(old.Ranges), came.isEmpty() && old.hasRanges(s.Ranges)}
 }
 
-// hasRanges returns whether a set of Ranges has all of others.
+// hasRanges reports whether a set of Ranges has all of others.
 func (s *Set) hasRanges(all []AddressRange) bool {
 	return !slices.ContainsFunc(all, func(r AddressRange) bool { return !s.has(r.First) || !s.hasRange(r) })
 }
 
-// hasRange returns whether a set of Ranges has all of a range whose first address it has.
+// hasRange reports whether a set of Ranges has a whole range, given that it has the first address.
 func (s *Set) hasRange(r AddressRange) bool {
 	i, found := slices.BinarySearchFunc(s.Ranges, r.First, func(have AddressRange, a netip.Addr) int { return have.First.Compare(a) })
 	if !found {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Difference returns the elements that only one of two sets has. Ranges have none: one may be a part of another.
+// Difference returns the elements that are in only one of two sets. It does not work for Ranges: a
+// range may be a part of another range.
 func Difference(old, s *Set) (gone, came *Set) {
 	gone, came = &Set{Kind: old.Kind, Family: old.Family}, &Set{Kind: s.Kind, Family: s.Family}
 	gone.Addresses, came.Addresses = difference(old.Addresses, s.Addresses, netip.Addr.Compare)
@@ -22,8 +23,8 @@ func (s *Set) isEmpty() bool {
 	return len(s.Addresses)+len(s.Ranges)+len(s.Endpoints)+len(s.Pairs)+len(s.Links)+len(s.Interfaces) == 0
 }
 
-// difference returns the elements that only one of two sorted lists has. Most differ in one place, and to see that
-// elements are the same takes less time than to order them.
+// difference returns the elements that are in only one of two sorted lists. Most lists differ in
+// one place, and == takes less time than compare.
 func difference[E comparable](old, list []E, compare func(a, b E) int) (gone, came []E) {
 	for len(old) > 0 && len(list) > 0 && old[0] == list[0] {
 		old, list = old[1:], list[1:]

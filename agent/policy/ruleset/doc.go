@@ -7,22 +7,22 @@
 //
 // # Values
 //
-// A Ruleset and everything below it is never changed after it was made. An object that did not change
-// between two rulesets is the same pointer in both, so that a comparison costs no more than the
-// changes. Names of sets and chains give their meaning and not their content: the set of a selector
+// A Ruleset and everything below it is immutable. An object that did not change between two
+// rulesets is the same pointer in both, so that a comparison costs no more than the changes. Names
+// of sets and chains follow from their meaning and not from their content: the set of a selector
 // keeps its name while pods come and go.
 //
 // # Chains
 //
-// Each base chain begins with the established connections, so that their packets meet one rule.
-// A packet runs through all base chains of its hook in the order of their names; Accept in one
-// leaves it to the next, Drop ends it. So the node has two of hook Forward: "egress" looks the source
-// up in a map and leaves for the egress chain of that pod, and "ingress" looks the destination up and
-// leaves for the ingress chain of that pod. A new connection meets the rules of its own two pods
-// only, however many there are on the node.
+// Each base chain begins with the established connections, so that their packets meet a single
+// rule. A packet passes all base chains of its hook in the order of their names; after Accept the
+// next base chain follows, Drop ends the packet. So the node has two base chains of the hook
+// Forward: "egress" looks the source up in a map and goes to the egress chain of the source pod,
+// and "ingress" looks the destination up and goes to the ingress chain of the destination pod. A
+// new connection meets only the rules of its own two pods, whatever the number of pods on the node.
 //
-// No chain that a map leads to may lead to another map, as a Goto from the egress chains to a chain
-// that looks the destination up would: at each transaction the kernel follows every path through a
-// table, and that would be a path for each rule of each pod that sends and each rule of each pod that
-// receives. Only new kernels follow a chain once.
+// A chain behind a map must not lead to another map, for example by a Goto from the egress chains
+// to a chain that looks the destination up. At each transaction the kernel follows every path
+// through a table, and there would be a path for each combination of a rule of a sending pod and a
+// rule of a receiving pod. Only new kernels follow each chain once.
 package ruleset

@@ -9,40 +9,42 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Ruleset has the rules of one place: of the node for all of its pods, or of the network
-// namespace of a pod whose packets do not pass the node.
+// Ruleset has the rules of one place: the node, for all of its pods, or the network namespace of a
+// pod whose packets do not pass the node.
 type Ruleset struct {
-	// Sets, Maps and Chains by their names, at most MaxName bytes of letters, digits, '-', '_'.
+	// Sets, Maps and Chains are by name; names are at most MaxName bytes of letters, digits, '-', '_'.
 	Sets   map[string]*Set
 	Maps   map[string]*Map
 	Chains map[string]*Chain
 }
 
-// NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses.
+// NodeAddresses, with 4 or 6 appended, is the name of the set of the node's own addresses.
 const NodeAddresses = "node"
 
-// Own and SelfPairs are, with 4 or 6 behind them, the names of the sets by which pods call themselves through a
-// Service, in the ruleset of the node: the addresses of pods with links of their own, and pairs of the others.
+// Own and SelfPairs, with 4 or 6 appended, are the names of the node's sets for pods that call
+// themselves through a Service: Own has the addresses of pods with links of their own, SelfPairs
+// has pairs of addresses of all other pods.
 const (
 	Own       = "own"
 	SelfPairs = "self"
 )
 
-// IsSelf returns whether the ruleset of the node has a source and a destination as a pod that calls itself.
+// IsSelf reports whether, by the ruleset of the node, source and destination are a pod that calls
+// itself.
 func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
 	family := FamilyOf(source)
 	own, pairs := rs.Sets[family.Name(Own)], rs.Sets[family.Name(SelfPairs)]
 	return own != nil && own.shareLink(source, destination) || pairs != nil && isIn(Pair{source, destination}, pairs.Pairs, Pair.Compare)
 }
 
-// IsNode returns whether the ruleset has an address as the node's own.
+// IsNode reports whether the ruleset has an address as the node's own.
 func (rs *Ruleset) IsNode(a netip.Addr) bool {
 	set := rs.Sets[FamilyOf(a).Name(NodeAddresses)]
 	return set != nil && set.has(a)
 }
 
-// MaxName is the longest name of a set, map or chain, which the kernel sets at 31 in sets of
-// some versions and at more elsewhere.
+// MaxName is the longest name of a set, map or chain. Some kernels limit names of sets to 31 bytes;
+// all other limits are higher.
 const MaxName = 31
 
 // Family is a family of addresses.
@@ -58,7 +60,7 @@ const (
 // Families are both.
 var Families = [2]Family{IPv4, IPv6}
 
-// Name returns the name of an object of the family: with 4 or 6 behind it.
+// Name returns the name of an object of the family: with 4 or 6 appended.
 func (f Family) Name(of string) string {
 	if f == IPv4 {
 		return of + "4"
@@ -113,8 +115,8 @@ type Link struct {
 	Interface string
 }
 
-// Set has the values that a rule compares a packet with. Kind says which of the lists is in use;
-// each is sorted and without repeats, and a set with none is empty and matches nothing.
+// Set has the values for a condition of rules. Kind says which of the lists is in use. Lists are
+// sorted and without repeats. A set without elements matches nothing.
 type Set struct {
 	Name   string
 	Family Family
@@ -156,7 +158,7 @@ type Map struct {
 // Hook is where the kernel runs a base chain.
 type Hook uint8
 
-// The hooks. A chain without one is run by a rule that names it.
+// The hooks. A chain without a hook is run by rules that name it.
 const (
 	NoHook Hook = iota
 	Forward
@@ -164,8 +166,8 @@ const (
 	Output
 )
 
-// Chain is rules in their order. A packet that reaches the end of a base chain is accepted; at
-// the end of another it returns as with Return.
+// Chain is rules in their order. A packet that reaches the end of a base chain is accepted; at the
+// end of any other chain it returns as with Return.
 type Chain struct {
 	Name  string
 	Hook  Hook
@@ -178,17 +180,20 @@ type Rule struct {
 	Family Family
 	// Established matches packets of connections that were accepted before, and related ones.
 	Established bool
-	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861), without which there is no IPv6 on a
-	// link, with the hop limit 255: no router passed them on.
+	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861), which IPv6 needs on
+	// each link, with the hop limit 255: no router forwarded them.
 	NeighborDiscovery bool
-	// MulticastListener matches ICMPv6 messages of multicast listeners (RFC 2710, 3810) with the hop limit 1. That
-	// may be left of another after a router: only their addresses say that they are of this link.
+	// MulticastListener matches ICMPv6 messages of multicast listeners (RFC 2710, 3810) with the hop
+	// limit 1. A forwarded packet may have this hop limit, too: only the addresses show that a message
+	// is from this link.
 	MulticastListener bool
 	// InInterface, OutInterface name a set of Interfaces.
 	InInterface, OutInterface string
-	// SourceIn, SourceOut name a set of Links: the packet came by a link of its source, or leaves by one.
+	// SourceIn, SourceOut name a set of Links: the packet came by a link of its source, or leaves by
+	// such a link.
 	SourceIn, SourceOut string
-	// Loopback matches packets to the pod itself by the interface lo, in or out as the hook has it.
+	// Loopback matches packets of the pod to itself by the interface lo, incoming or outgoing by the
+	// hook.
 	Loopback bool
 	// LocalSource matches packets whose source is an address of the network namespace.
 	LocalSource bool
@@ -198,13 +203,13 @@ type Rule struct {
 	Endpoint string
 	// Pair names a set of Pairs.
 	Pair string
-	// Protocol, and Ports of the destination. A rule with Ports has a protocol. There
-	// may be any number, sorted, none touching another.
+	// Protocol, and Ports of the destination. A rule with Ports has a protocol. There may be any
+	// number of ranges, sorted, without overlapping or touching ranges.
 	Protocol Protocol
 	Ports    []PortRange
 
-	// SourceMap and DestinationMap name a map that says where the packet goes on (as with
-	// Goto). A rule with one of them has no verdict and no other condition than the family.
+	// SourceMap and DestinationMap name a map with the chain where the packet continues (as with
+	// Goto). A rule with a map has no verdict and no condition except the family.
 	SourceMap, DestinationMap string
 	Verdict                   Verdict
 	// Target is the chain of Jump and Goto.
@@ -220,26 +225,26 @@ type Verdict uint8
 
 // The verdicts, as nftables has them.
 const (
-	// Continue goes on with the next rule.
+	// Continue continues with the next rule.
 	Continue Verdict = iota
 	Accept
 	Drop
-	// Return goes on after the Jump that led here; in a base chain it accepts.
+	// Return continues after the Jump that led here; in a base chain it accepts.
 	Return
 	Jump
-	// Goto is Jump, but a packet that returns does so to where this chain would have returned.
+	// Goto is Jump, but after it a packet returns to where this chain would have returned.
 	Goto
 )
 
-// Origin is the piece of a policy that a rule carries out.
+// Origin is the part of a policy that a rule implements.
 type Origin struct {
-	// Kind is NetworkPolicy or ClusterNetworkPolicy, or empty in the rule that drops packets which
-	// no policy allows.
+	// Kind is NetworkPolicy or ClusterNetworkPolicy, or empty in the rule that drops packets that no
+	// policy allows.
 	Kind string
 	types.NamespacedName
 	// Direction of the rule, as seen from the pod that the policy selects.
 	Direction Direction
-	// Rule counts the policy's rules of this direction, from 0; RuleName is its name, if it
+	// Rule is the number of the policy's rule in this direction, from 0; RuleName is its name, if it
 	// has one.
 	Rule     int
 	RuleName string
@@ -256,8 +261,9 @@ const (
 	Egress  Direction = "Egress"
 )
 
-// Count is the packets that the rules with one counter matched, and their bytes.
+// Count is the number of packets that the rules of a counter matched, and their bytes.
 type Count struct{ Packets, Bytes uint64 }
 
-// ErrChanged says that the kernel does not have the ruleset that was brought there last: another program changed it.
+// ErrChanged says that the kernel no longer has the last applied ruleset: another program changed
+// it.
 var ErrChanged = errors.New("the kernel's rules of policies differ from the applied ones")

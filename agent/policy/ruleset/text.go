@@ -13,7 +13,7 @@ import (
 // TableName is the name of the table of the family inet that a ruleset becomes in the kernel.
 const TableName = "berth-policy"
 
-// Comment returns why a rule is there, for people who read the kernel's rules.
+// Comment returns the reason of a rule, for people who read the kernel's rules.
 func (r *Rule) Comment() string {
 	var text string
 	switch {
@@ -200,7 +200,7 @@ func (v Verdict) String() string {
 	return "continue"
 }
 
-// String returns the range as nft has it: as a prefix where it is one.
+// String returns the range in the form of nft: as a prefix if possible.
 func (r AddressRange) String() string {
 	if r.First == r.Last {
 		return r.First.String()
@@ -219,7 +219,7 @@ func (o *Origin) Policy() string {
 	return fmt.Sprintf("%s %s", o.Kind, o.NamespacedName)
 }
 
-// String says which piece of which policy it is.
+// String names the policy and the part of it.
 func (o *Origin) String() string {
 	var b strings.Builder
 	if o.Kind == "" {
@@ -237,8 +237,8 @@ func (o *Origin) String() string {
 	return b.String()
 }
 
-// plain replaces a character of a text that a user chose freely if it could end a line or a quoted text. Rules are written, listed and read
-// again by lines, and nft escapes nothing in its listings.
+// plain replaces a character of a user's text that could end a line or a quoted text. Rules are
+// written, listed and read by lines, and nft does not escape its listings.
 func plain(r rune) rune {
 	if !unicode.IsPrint(r) || strings.ContainsRune("\"'\\", r) {
 		return '?'

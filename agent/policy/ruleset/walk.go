@@ -14,16 +14,17 @@ const Loopback = "lo"
 
 // Packet has the properties of a packet that rules match.
 type Packet struct {
-	// Source and Destination are of one family, none in IPv6 form of IPv4 or with a zone.
+	// Source and Destination are of one family, not IPv4-mapped and without a zone.
 	Source, Destination netip.Addr
 	Protocol            Protocol
-	// Port is the destination's, 0 where the protocol has none.
+	// Port is the destination's, 0 if the protocol has none.
 	Port uint16
 	// InInterface is empty in Output, OutInterface in Input.
 	InInterface, OutInterface string
-	// Established says that conntrack knows the packet's connection, or one that it is related to.
+	// Established says that conntrack knows the packet's connection, or a related connection.
 	Established bool
-	// NeighborDiscovery and MulticastListener say that the packet meets the condition of this name in Rule.
+	// NeighborDiscovery and MulticastListener say that the packet meets the condition of this name in
+	// Rule.
 	NeighborDiscovery, MulticastListener bool
 	// LocalSource says that the source is an address of the network namespace.
 	LocalSource bool
@@ -35,8 +36,8 @@ type Decision struct {
 	Verdict Verdict
 	// Path is every rule that matched, in order, of all base chains.
 	Path []Step
-	// Rule is the one that decided in the last base chain, the last of Path; nil if the packet came to
-	// the end of that chain, which accepts.
+	// Rule is the rule that decided in the last base chain, the last of Path; nil if the packet
+	// reached the end of this base chain, which accepts.
 	Rule *Rule
 }
 
@@ -48,12 +49,11 @@ type Step struct {
 	// Index counts the rules of the chain, from 0.
 	Index int
 	Rule  *Rule
-	// Next is the chain where the packet went on: of Jump, Goto or a verdict of a map.
+	// Next is the chain where the packet continued after Jump, Goto or a map.
 	Next string
 }
 
-// Origin returns why the deciding rule is there, nil if nothing but the form of the ruleset
-// decided.
+// Origin returns the origin of the deciding rule, nil if no policy decided.
 func (d Decision) Origin() *Origin {
 	if d.Rule == nil {
 		return nil
@@ -61,8 +61,7 @@ func (d Decision) Origin() *Origin {
 	return d.Rule.Origin
 }
 
-// Walk returns the kernel's decision on a packet at a hook. The ruleset must be one that Check
-// accepts.
+// Walk returns the kernel's decision on a packet at a hook. Check must accept the ruleset.
 func Walk(rs *Ruleset, hook Hook, p Packet) Decision {
 	return NewWalker(rs, hook).Walk(p)
 }
@@ -79,7 +78,7 @@ func NewWalker(rs *Ruleset, hook Hook) *Walker {
 	return &Walker{rs, hook, rs.Bases(hook)}
 }
 
-// Bases returns the base chains of some hooks by name, of all where none is given.
+// Bases returns the base chains of some hooks, or of all hooks, in the order of their names.
 func (rs *Ruleset) Bases(of ...Hook) []*Chain {
 	var all []*Chain
 	for _, c := range rs.Chains {
@@ -91,11 +90,11 @@ func (rs *Ruleset) Bases(of ...Hook) []*Chain {
 	return all
 }
 
-// Walk is as the function of this name.
+// Walk is like the function Walk.
 func (w *Walker) Walk(p Packet) Decision {
 	d := Decision{Verdict: Accept}
 	for _, base := range w.base {
-		// A base chain that accepts leaves the packet to the next one; Drop ends it.
+		// After a base chain that accepts, the next base chain follows; Drop ends the packet.
 		if d.Verdict, d.Rule = w.run(base, p, &d.Path); d.Verdict == Drop {
 			break
 		}
@@ -112,7 +111,8 @@ type place struct {
 // run runs a base chain to its verdict and returns the rule that decided.
 func (w *Walker) run(base *Chain, p Packet, path *[]Step) (Verdict, *Rule) {
 	at := place{chain: base}
-	// callers is where Return and the end of a chain go on: after each Jump that led here.
+	// callers is where packets continue after Return or the end of a chain: after each Jump that led
+	// here.
 	var callers []place
 	for {
 		if at.next == len(at.chain.Rules) {
@@ -199,7 +199,7 @@ func (w *Walker) lookup(name string, a netip.Addr) (Verdict, string, bool) {
 	return Goto, target, ok
 }
 
-// has returns whether an address is in a set of Addresses or Ranges.
+// has reports whether an address is in a set of Addresses or Ranges.
 func (s *Set) has(a netip.Addr) bool {
 	switch s.Kind {
 	case Addresses:
@@ -212,13 +212,13 @@ func (s *Set) has(a netip.Addr) bool {
 	return false
 }
 
-// isIn returns whether a sorted list has an element.
+// isIn reports whether a sorted list has an element.
 func isIn[E any](e E, all []E, compare func(a, b E) int) bool {
 	_, found := slices.BinarySearchFunc(all, e, compare)
 	return found
 }
 
-// shareLink returns whether two addresses have a link in common.
+// shareLink reports whether two addresses have a link in common.
 func (s *Set) shareLink(a, b netip.Addr) bool {
 	first, _ := slices.BinarySearchFunc(s.Links, Link{Address: a}, Link.Compare)
 	for _, l := range s.Links[first:] {

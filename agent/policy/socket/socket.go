@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package socket says which connections the sockets of a network namespace have, and which side
-// began each. The kernel tracks connections only where somebody asks for it, in the namespace of a
-// pod from its first policy on; the sockets know older connections.
+// Package socket lists the connections of the sockets of a network namespace, and which side began
+// each. The kernel tracks connections only on request, in the namespace of a pod from its first
+// policy on; the sockets show older connections.
 //
 // A connection began at the other side if a socket of the namespace listens at its local port, or
-// takes datagrams of anybody there; else at this side. So a connection whose listener is closed by
-// now counts as begun by this side. Connections of SCTP, and of unconnected UDP sockets, are not
-// known.
+// is an unconnected UDP socket there; otherwise at this side. So a connection whose listener is
+// closed by now counts as begun by this side. Connections of SCTP, and of unconnected UDP sockets,
+// are not known.
 package socket
 
 import (
@@ -21,10 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connection is one of TCP or UDP.
+// Connection is a connection of TCP or UDP.
 type Connection struct {
 	Protocol byte
-	// From began it.
+	// From began the connection.
 	From, To netip.AddrPort
 	// Local is the address of this side.
 	Local netip.Addr
@@ -32,8 +32,8 @@ type Connection struct {
 	Certain bool
 }
 
-// Connections lists the connections of the network namespace at a path that lead out of it. It
-// blocks for the kernel.
+// Connections lists the connections that lead out of the network namespace at a path. It blocks for
+// the kernel.
 func Connections(netns string) ([]Connection, error) {
 	namespace, err := ns.GetNS(netns)
 	if err != nil {
@@ -43,13 +43,13 @@ func Connections(netns string) ([]Connection, error) {
 	var all []Connection
 	err = namespace.Do(func(ns.NetNS) error {
 		for protocol, list := range map[byte]func(family uint8) ([]*netlink.Socket, error){unix.IPPROTO_TCP: netlink.SocketDiagTCP, unix.IPPROTO_UDP: netlink.SocketDiagUDP} {
-			// The kernel lists the listening sockets before the others, and one may begin to listen in between. So they
-			// are listed again.
+			// The kernel lists the listening sockets first, and a socket may begin to listen meanwhile. So
+			// sockets are listed again.
 			var sockets, again []*netlink.Socket
 			for _, to := range []*[]*netlink.Socket{&sockets, &again} {
 				for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 					some, err := list(family)
-					// Sockets that come and go meanwhile are tracked by now, or gone.
+					// Connections of sockets that come or go meanwhile are tracked by now, or gone.
 					if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 						return fmt.Errorf("list the sockets of network namespace %s (does the kernel have tcp_diag and udp_diag?): %w", netns, err)
 					}
@@ -63,11 +63,12 @@ func Connections(netns string) ([]Connection, error) {
 	return all, err
 }
 
-// connections lists the connections of a protocol's sockets; a later list of them shows which listen as well.
+// connections lists the connections of a protocol's sockets; a later list of them shows which
+// listen as well.
 func connections(protocol byte, sockets, later []*netlink.Socket) []Connection {
 	listens := map[uint16]bool{}
 	for _, s := range slices.Concat(sockets, later) {
-		// TCP_CLOSE is of UDP as well: not connected.
+		// For UDP TCP_CLOSE means not connected.
 		if s.State == netlink.TCP_LISTEN || protocol == unix.IPPROTO_UDP && s.State == netlink.TCP_CLOSE {
 			listens[s.ID.SourcePort] = true
 		}
@@ -94,7 +95,8 @@ func connections(protocol byte, sockets, later []*netlink.Socket) []Connection {
 	return all
 }
 
-// leaves returns whether packets of an address may leave the namespace, and are not of one link only.
+// leaves reports whether packets of an address may leave the namespace; link-local addresses do not
+// count.
 func leaves(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }

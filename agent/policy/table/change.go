@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// whole returns the change of any table in the kernel to a ruleset's: new objects are made by other
-// names, then the base chains lead to them, and then the old objects go.
+// whole returns the change from any table in the kernel to a ruleset's table: it makes new objects
+// under other names, changes the base chains to them, and then removes the old objects.
 func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.Change, *applied) {
 	after := newApplied(rs, next(have))
 	if anew {
@@ -21,8 +21,9 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 	return nftables.Replacement(have, after.table(), anew), after
 }
 
-// transition returns the change that turns the table of one ruleset into the table of another. It returns false where
-// the table must be replaced: the kernel changes no hook, and no type of a set or map.
+// transition returns the change that turns the table of one ruleset into the table of another. It
+// returns false if the table must be replaced: the kernel cannot change a hook, or the type of a
+// set or map.
 func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
 	old, n := before.rs, before.names
 	sets, maps, chains := compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)
@@ -91,7 +92,7 @@ func missing[V any](from, in map[string]V) []string {
 	return all
 }
 
-// setChange returns the elements that a set gets and loses, and false where there are none.
+// setChange returns the elements that a set gets and loses, and false if there are none.
 func (n names) setChange(old, want *ruleset.Set) (nftables.SetChange, bool) {
 	gone, came := ruleset.Difference(old, want)
 	changed := old.Kind != ruleset.Ranges || !slices.Equal(old.Ranges, want.Ranges)

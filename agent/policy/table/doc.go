@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package table brings rulesets into the kernel: as table inet berth-policy of the network
-// namespace of the node or of a pod. It owns that table. It decides nothing about policies.
+// Package table writes rulesets into the kernel, as table inet berth-policy of the network
+// namespace of the node or of a pod. It owns this table. It decides nothing about policies.
 //
 // # Changes
 //
-// A change takes up to three transactions, of which the second alone changes the verdict on packets;
-// nftables.Change says why one would be wrong. A map changed together with the rules would lead a
-// packet on its way through the old ones to a chain that has no rules yet in its eyes, and it would
-// pass.
+// A change takes up to three transactions. Only the second changes the verdict on packets;
+// nftables.Change explains why a single transaction would be wrong. If a map changed together with
+// the rules, it could lead a packet that is still in the old rules to a chain that has no rules for
+// this packet yet, and the packet would pass.
 //
-// The first change of a process, and each after an error, replaces the kernel's table: everything is
-// made by new names, then the base chains lead to it, and then the old goes. Later ones are the
-// difference to the ruleset before, which follows from comparing pointers. Base chains stay the same
-// throughout. With new ones both would be in the path of packets for a moment, and a packet between
-// the two could meet the one while it is still empty and the other when it is empty already.
+// The first change of a process, and each change after an error, replaces the kernel's table: it
+// makes all objects under new names, changes the base chains to them, and then removes the old
+// objects. Later changes are the difference to the ruleset before, found by comparing pointers.
+// Base chains always stay. With new base chains both would be in the path of packets for a moment,
+// and a packet could meet the new one while it is still empty and the old one when it is already
+// empty.
 //
-// One gap is left: a packet on its way through several sets, some of which one transaction changes,
-// may see old sets first and new ones then.
+// One gap is left: if a transaction changes several sets, a packet may see first an old set and
+// then a new set.
 //
 // # Names
 //
-// Sets, maps and chains have the names of the ruleset, after a replacement with a number behind
-// them: i-abc, i-abc.1. Both exist only while a change takes place.
+// Sets, maps and chains have the names of the ruleset, after a replacement with a number appended:
+// i-abc, i-abc.1. Both exist only during a change.
 //
 // # Sets beside the ruleset
 //
@@ -34,6 +35,6 @@
 //
 // # Counters
 //
-// A counter is an object of the table by its name in the ruleset. It keeps its value as long as a rule
-// names it, also through a replacement and a restart of the agent.
+// A counter is an object of the table with its name in the ruleset. It keeps its value as long as a
+// rule names it, even after a replacement or a restart of the agent.
 package table

@@ -27,9 +27,8 @@ func familyOf(f ruleset.Family) *nftables.IP {
 	return nftables.V6
 }
 
-// names is the suffix by which the names of a ruleset's objects in the kernel differ from the
-// names in the ruleset; each replacement changes it. Base chains and counters, which outlive
-// replacements, have none.
+// names is the suffix of a ruleset's objects in the kernel; each replacement changes it. Base
+// chains and counters, which outlive replacements, have no suffix.
 type names string
 
 func (n names) of(name string) string {
@@ -47,7 +46,7 @@ func (n names) chain(c *ruleset.Chain) string {
 	return n.of(c.Name)
 }
 
-// next returns names that nothing in the kernel has.
+// next returns a suffix that no object in the kernel has.
 func next(have *nftables.Contents) names {
 	used := map[names]bool{}
 	use := func(name string) {
@@ -122,7 +121,7 @@ func elementsOf(s *ruleset.Set) iter.Seq[nftables.Element] {
 	}
 }
 
-// each calls f for the elements until it returns false, and returns whether it never did.
+// each calls f for the elements until f returns false, and reports whether f never did.
 func each[E any](all []E, f func(E) bool) bool {
 	for _, e := range all {
 		if !f(e) {
@@ -145,7 +144,7 @@ func (n names) elementsOfMap(chains map[netip.Addr]string) iter.Seq[nftables.Ele
 	}
 }
 
-// constant is a set that follows from rules: it is there as long as a rule names it, and never
+// constant is a set that follows from rules: it exists as long as a rule names it, and never
 // changes.
 type constant struct {
 	name string

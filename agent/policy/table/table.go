@@ -15,16 +15,16 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Table is the table of policies in one network namespace. Methods block for the kernel; none
-// but Counters, Adopt and EndConnections may be called in parallel to others.
+// Table is the table of policies in one network namespace. Methods block for the kernel. Only
+// Counters, Adopt and EndConnections may be called in parallel to others.
 type Table struct {
 	connections.Namespace
 
 	// applied is the ruleset in the kernel, nil if unknown.
 	applied *applied
-	// replace is true where the kernel's table has more than that.
+	// replace says that the kernel's table has other objects, too.
 	replace bool
-	// verified is the generation of the kernel's nftables at which its table was the applied one, 0 if
+	// verified is the generation of the kernel's nftables at which the table was as applied, 0 if
 	// unknown.
 	verified uint32
 }
@@ -33,7 +33,7 @@ type Table struct {
 type applied struct {
 	rs    *ruleset.Ruleset
 	names names
-	// constants are the sets that follow from rules, and counters the ones that rules name.
+	// constants are the sets that follow from rules; counters are the counters that rules name.
 	constants map[string]constant
 	counters  map[string]bool
 }
@@ -70,11 +70,11 @@ func New(netns string) *Table {
 	return &Table{Namespace: connections.Namespace(netns)}
 }
 
-// attempts is how often a replacement is tried that another program's change came before.
+// attempts is how often a replacement is tried if changes of other programs come in between.
 const attempts = 3
 
-// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an
-// error packets meet the old rules, and the next Apply replaces all.
+// Apply writes a ruleset, which rulesettest.Check must accept, into the kernel. After an error
+// packets meet the old rules, and the next Apply replaces the whole table.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return t.Do(func() error {
 		before := t.applied
@@ -93,8 +93,8 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	})
 }
 
-// commit makes a change and notes whether its transactions were the only ones since the
-// kernel's table was known to be as it must be.
+// commit makes a change. It notes whether there were only its own transactions since the kernel's
+// table was known to be right.
 func (t *Table) commit(ctx context.Context, change *nftables.Change, after *applied) error {
 	verified := t.verified
 	t.verified = 0
@@ -126,8 +126,8 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 			return err
 		}
 		t.verified = before
-		// Pieces that cannot be replaced one by one, such as a set of ours with another type, are replaced
-		// with the whole table.
+		// Objects that cannot be replaced separately, such as a set of ours with another type, are
+		// replaced with the whole table.
 		change, after := whole(have, rs, attempt == attempts-1)
 		if err = t.commit(ctx, change, after); err == nil {
 			return nil
@@ -140,7 +140,7 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 	return fmt.Errorf("replace the table of policies: %w", errs[0])
 }
 
-// Remove deletes the table, where there is one. A namespace that is gone has none.
+// Remove deletes the table, if namespace and table exist.
 func (t *Table) Remove(context.Context) error {
 	t.applied, t.replace, t.verified = nil, false, 0
 	err := t.Do(func() error { return nftables.RemoveTable(identity) })

@@ -11,9 +11,9 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Verify returns ruleset.ErrChanged, with the first object that differs, where another program took
-// something of the table away, changed it or added to it. Apply then replaces all. Where nobody has
-// changed any nftables of the namespace since the last call, it costs one question to the kernel.
+// Verify returns ruleset.ErrChanged, with the first difference, if another program changed, removed
+// or added objects of the table. The next Apply then replaces the whole table. If no nftables of
+// the namespace have changed since the last call, it costs a single request to the kernel.
 func (t *Table) Verify(context.Context) error {
 	if t.applied == nil {
 		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
@@ -43,8 +43,8 @@ func (t *Table) Verify(context.Context) error {
 	})
 }
 
-// Counters returns the counters by the names that the rulesets give them. It may be called in
-// parallel to all methods.
+// Counters returns the counters by their names in the rulesets. It may be called in parallel to all
+// methods.
 func (t *Table) Counters(context.Context) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
 	err := t.Do(func() error {

@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// Ask returns the MACs of the hosts that answer for addresses on a link of this goroutine's network namespace, each sorted. It takes a
-// second.
+// Ask returns the MACs of the hosts that answer for addresses on a link of this goroutine's network
+// namespace, each sorted. It takes a second.
 func Ask(t testing.TB, link int, addrs ...netip.Addr) (map[netip.Addr][]string, error) {
 	t.Helper()
 	asker, err := conflict.OpenAsker(link, nil)

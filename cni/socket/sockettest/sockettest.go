@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockettest serves in place of the node agent, for tests of its callers.
+// Package sockettest stands in for the node agent, for tests of its callers.
 package sockettest
 
 import (
@@ -18,7 +18,7 @@ func Path(t *testing.T) string {
 }
 
 // Folder returns a folder for sockets. Its path is shorter than the path of [testing.T.TempDir],
-// which may be too long for one.
+// which may be too long for a socket.
 func Folder(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "b-") //nolint:usetesting // see above
@@ -29,7 +29,7 @@ func Folder(t *testing.T) string {
 	return dir
 }
 
-// Serve answers on the socket until the test ends.
+// Serve serves on the socket until the test ends.
 func Serve(t *testing.T, path string, h http.HandlerFunc) {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)

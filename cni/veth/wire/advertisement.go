@@ -18,16 +18,18 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// AdvertisedTable is the routing table from which routing daemons read the addresses that they announce: a route with our
-// protocol number for each, to the link of its pod. No rule looks the table up, so it routes nothing. Daemons are configured
-// with the number: it may never change.
+// AdvertisedTable is the routing table from which routing daemons read the addresses that they
+// announce: a route with our protocol number for each, to the link of its pod. No rule looks the
+// table up, so it routes nothing. The number must never change, because it is in the configuration
+// of daemons.
 const AdvertisedTable = 98
 
-// metricEpoch is from when [MetricOf] counts.
+// metricEpoch is the time from which [MetricOf] counts.
 var metricEpoch = time.Date(2024, time.January, 1, 0, 0, 0, 0, time.UTC)
 
-// MetricOf returns the metric of an advertised address that a pod has since a time: the newer, the lower. So routers that
-// compare metrics (as the MED of BGP) prefer the present node of an address to one that does not know yet that it has moved.
+// MetricOf returns the metric of an advertised address by the time since which a pod has it: the
+// later, the lower. So routers that compare metrics (as the MED of BGP) prefer the present node of
+// an address to an earlier node that does not know of the move yet.
 func MetricOf(since time.Time) uint32 {
 	// An IPv6 route has no metric 0.
 	const greatest, least = math.MaxUint32, 1
@@ -42,7 +44,8 @@ func advertisedRoute(addr netip.Addr, host int, since time.Time) netlink.Route {
 	return r
 }
 
-// Advertise makes the table of advertised addresses have the ones of spec.Advertised, and no others of the container.
+// Advertise makes the container's addresses in the table of advertised addresses equal to
+// spec.Advertised.
 func (w *Wirer) Advertise(spec Spec) error {
 	routed := slices.DeleteFunc(slices.Clone(spec.Addresses), func(a api.Address) bool { return !a.Routed })
 	if spec.Advertised == nil || len(routed) == 0 {
@@ -73,7 +76,8 @@ func (w *Wirer) Advertise(spec Spec) error {
 	return nil
 }
 
-// advertise makes the table have one route to an address, by the link host, or none by it where the address is not wanted.
+// advertise makes the table have a single route to an address, by the link host, or no route by
+// host if the address is not wanted.
 func (k *routing) advertise(addr netip.Addr, host int, since time.Time, wanted bool) error {
 	if !wanted {
 		return k.unadvertise(addr, host, true)
@@ -87,7 +91,8 @@ func (k *routing) advertise(addr netip.Addr, host int, since time.Time, wanted b
 	return k.deleteRoutes(func(r route) bool { return advertises(r, addr) && r != routeOf(want) })
 }
 
-// unadvertise removes the routes to an address by the link host and, unless another link carries the address, by any.
+// unadvertise removes the routes to an address by the link host or, unless another link carries the
+// address, by any link.
 func (k *routing) unadvertise(addr netip.Addr, host int, elsewhere bool) error {
 	return k.deleteRoutes(func(r route) bool { return advertises(r, addr) && (r.link == host || !elsewhere) })
 }
@@ -96,7 +101,8 @@ func advertises(r route, addr netip.Addr) bool {
 	return r.table == AdvertisedTable && r.dst == rtnl.SinglePrefix(addr)
 }
 
-// sweepAdvertised removes advertised addresses that the node does not lead to a pod by the same link.
+// sweepAdvertised removes advertised addresses that the node does not route to a pod by the same
+// link.
 func (k *routing) sweepAdvertised() error {
 	type way struct {
 		addr netip.Addr
@@ -113,7 +119,7 @@ func (k *routing) sweepAdvertised() error {
 	})
 }
 
-// checkAdvertised returns ErrNotWired where Advertise has something to do.
+// checkAdvertised returns ErrNotWired if Advertise would change something.
 func (k *routing) checkAdvertised(spec Spec, addr netip.Addr, host int) error {
 	if spec.Advertised == nil {
 		return nil
@@ -132,11 +138,12 @@ func (k *routing) checkAdvertised(spec Spec, addr netip.Addr, host int) error {
 	return errors.Join(errs...)
 }
 
-// unreachableRule is for packets that come from outside for an address of the subnet that no pod of this node has: a router
-// that does not know yet that the address has moved would get them back by the node's default route, until their TTL ends.
-// Packets of the node and of its pods go on to the address's node, and so do packets to a Service for which this node chose
-// the address: they have netfilter.ArrivalMark. The rule stays without addresses, since it is needed most
-// when the last one has moved, until the node restarts or is cleaned up.
+// unreachableRule is for packets from outside to an address of the subnet that no pod of this node
+// has: by the node's default route they would return to a router that does not know yet that the
+// address has moved, until their TTL ends. Packets of the node and of its pods continue to the
+// address's node. So do packets to a Service for which this node chose the address: they have
+// netfilter.ArrivalMark. The rule stays without addresses until the node restarts or is cleaned up,
+// because it is needed most after the last address has moved.
 func unreachableRule(network poolNetwork) netlink.Rule {
 	const unmarked = 0
 	rule := marked(rtnl.NewRule(rtnl.FamilyOf(network.subnet.Addr()), PriorityUnreachable, unix.RT_TABLE_UNSPEC), unmarked)
@@ -144,7 +151,7 @@ func unreachableRule(network poolNetwork) netlink.Rule {
 	return rule
 }
 
-// tableFrom returns the table by which packets from a planned address leave.
+// tableFrom returns the table for packets from a planned address.
 func (k *routing) tableFrom(p hostPlan) (int, error) {
 	if p.routed {
 		return unix.RT_TABLE_MAIN, nil
@@ -152,7 +159,7 @@ func (k *routing) tableFrom(p hostPlan) (int, error) {
 	return k.tableOf(p.network)
 }
 
-// routesOut are the routes of the address's way out that are ours.
+// routesOut returns our routes of the address's way out.
 func (p hostPlan) routesOut(table int) []netlink.Route {
 	if p.routed {
 		return nil
@@ -160,7 +167,7 @@ func (p hostPlan) routesOut(table int) []netlink.Route {
 	return p.network.routes(table)
 }
 
-// rules are the rules that the address shares with others.
+// rules returns the rules that the address shares with others.
 func (p hostPlan) rules(table int) []netlink.Rule {
 	rules := nodeRules(rtnl.FamilyOf(p.addr))
 	if p.routed {

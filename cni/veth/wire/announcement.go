@@ -15,10 +15,9 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// Announce tells the network that the addresses are here now. It sends an
-// unsolicited neighbour advertisement, or gratuitous ARP: a request and a reply,
-// because some receivers heed only the one and some only the other. It leaves out addresses for which the node does not
-// answer now.
+// Announce tells the network that the addresses are here now. It sends an unsolicited neighbour
+// advertisement, or gratuitous ARP: a request and a reply, because some receivers heed only
+// requests and some only replies. It leaves out addresses for which the node does not answer now.
 func (w *Wirer) Announce(spec Spec) error {
 	if spec.Routed {
 		return nil
@@ -50,9 +49,9 @@ func AnnounceAt(index int, addr netip.Addr, byProxy bool) error {
 	return AnnounceOn(link, addr, byProxy)
 }
 
-// AnnounceOn tells the network of a link that the address is at the link's MAC address. byProxy says that the
-// node answers for the address there, and not the address' own host. It works in the network namespace of the
-// calling thread.
+// AnnounceOn tells the network of a link that the address is at the link's MAC address. byProxy
+// says that the node answers for the address there, and not the address's own host. It works in the
+// network namespace of the calling thread.
 func AnnounceOn(link netlink.Link, addr netip.Addr, byProxy bool) error {
 	if err := announce(link, addr, byProxy); err != nil {
 		return fmt.Errorf("announce %s: %w", addr, err)
@@ -75,9 +74,8 @@ func announce(link netlink.Link, addr netip.Addr, byProxy bool) error {
 	return send(link.Attrs().Index, unix.ETH_P_IPV6, [][]byte{advertisement(mac, source, addr, byProxy)})
 }
 
-// linkLocal returns the link's own link-local address, which routers expect as
-// the source of an advertisement. It returns the unspecified address where the link
-// has none.
+// linkLocal returns the link's own link-local address, which routers expect as the source of an
+// advertisement. It returns the unspecified address if the link has none.
 func linkLocal(link netlink.Link) (netip.Addr, error) {
 	addrs, err := netlinksafe.AddrList(link, unix.AF_INET6)
 	if err != nil {
@@ -100,9 +98,9 @@ func arpFrame(mac net.HardwareAddr, addr netip.Addr, op uint16) []byte {
 	return packet.To(frame.Broadcast())
 }
 
-// advertisement returns an unsolicited neighbour advertisement to all nodes (RFC
-// 4861, section 7.2.6) with the flag override, and router where the node answers by proxy: the kernel of
-// a node that forwards sets it in its answers, the one of a container does not.
+// advertisement returns an unsolicited neighbour advertisement to all nodes (RFC 4861, section
+// 7.2.6) with the flag override, and with the flag router if the node answers by proxy: the kernel
+// of a forwarding node sets this flag in its answers, the kernel of a container does not.
 func advertisement(mac net.HardwareAddr, source, target netip.Addr, byProxy bool) []byte {
 	if source.IsUnspecified() {
 		source = target

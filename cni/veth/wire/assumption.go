@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// assumption is a setting of the kernel for each link on which the node answers for addresses. Berth changes none of
-// them: whoever set one had a reason.
+// assumption is a setting of the kernel for each link on which the node answers for addresses.
+// Berth changes none of them: whoever set one had a reason.
 type assumption struct {
 	// family and key name the setting: net/‹family›/conf/‹link›/‹key›.
 	family, key string
-	// want is the value that it must have. Where the setting of all links has another one, the setting of the link
-	// does not count.
+	// want is the necessary value. If the setting of all links has another value, the setting of the
+	// link does not count.
 	want string
-	// otherwise is the node's behaviour with another value.
+	// otherwise describes the node's behaviour with any other value.
 	otherwise string
 }
 
@@ -31,8 +31,9 @@ var assumptions = []assumption{
 	{"ipv6", "ndisc_evict_nocarrier", "1", "the node answers there after its cable was out for addresses that another node may have by now, until its agent has asked the API server"},
 }
 
-// checkAssumed returns ErrSysctl for each setting by which the node would answer for more addresses than its pods' on the
-// uplink, or on another link on which it answers. Kernels before 5.16 lack some of the settings, and behave as they must.
+// checkAssumed returns ErrSysctl for each setting by which the node would answer for more addresses
+// than its pods', on the uplink or on another link on which it answers. Kernels before 5.16 lack
+// some of the settings, and behave right.
 func (w *Wirer) checkAssumed(uplink string) error {
 	links := map[string]bool{uplink: true}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

@@ -18,13 +18,15 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrNotWired is returned where a piece of the set-up is missing.
+// ErrNotWired is returned if a piece of the set-up is missing.
 var ErrNotWired = errors.New("not wired")
 
-// ErrOnNode is returned where the node itself has an address of a pod, or of its gateway: others would get the node.
+// ErrOnNode is returned if the node itself has an address of a pod, or of its gateway: packets to
+// it would reach the node.
 var ErrOnNode = errors.New("the node itself has an address of the pool")
 
-// NotOnNode returns ErrOnNode where the node has the address or its gateway, on a link or by a local route.
+// NotOnNode returns ErrOnNode if the node has the address or its gateway, on a link or by a local
+// route.
 func NotOnNode(a api.Address) error {
 	for _, of := range []struct {
 		what string
@@ -45,7 +47,7 @@ func NotOnNode(a api.Address) error {
 	return nil
 }
 
-// Check verifies every piece that Setup makes. Its error names the missing ones.
+// Check verifies every piece that Setup makes. Its error names the missing pieces.
 func (w *Wirer) Check(spec Spec) error {
 	host, err := upHostEnd(spec)
 	if err != nil {
@@ -74,7 +76,7 @@ func (w *Wirer) checkNode(s *survey, spec Spec, host netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// hostEnd returns the host end of a valid Spec, or nil where it is missing.
+// hostEnd returns the host end of a valid Spec, or nil if it is missing.
 func hostEnd(spec Spec) (netlink.Link, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -82,7 +84,7 @@ func hostEnd(spec Spec) (netlink.Link, error) {
 	return rtnl.LinkOrNil(spec.HostLink())
 }
 
-// upHostEnd returns ErrNotWired where the host end is missing or down.
+// upHostEnd returns ErrNotWired if the host end is missing or down.
 func upHostEnd(spec Spec) (netlink.Link, error) {
 	host, err := hostEnd(spec)
 	switch {
@@ -118,8 +120,8 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 	return errors.Join(append(errs, err)...)
 }
 
-// check returns ErrNotWired for each piece that setup makes and the kernel lacks, and where
-// another rule of ours takes the address's packets.
+// check returns ErrNotWired for each piece of setup that is missing in the kernel, and if another
+// rule of ours matches the address's packets first.
 func (k *routing) check(p hostPlan) error {
 	table, err := k.tableFrom(p)
 	if err != nil {
@@ -138,7 +140,7 @@ func (k *routing) check(p hostPlan) error {
 	}
 	out, back := k.tableFor(p.addr), k.tableBack(p.addr)
 	if p.routed && out == 0 && back == 0 {
-		// No rule of ours is about it: the node's routes lead out.
+		// No rule of ours matches the address: its packets leave by the node's routes.
 		out, back = table, table
 	}
 	if len(errs) == 0 && (out != table || back != table) {
@@ -147,7 +149,7 @@ func (k *routing) check(p hostPlan) error {
 	return errors.Join(errs...)
 }
 
-// checkRoute returns ErrNotWired where the route is missing.
+// checkRoute returns ErrNotWired if the route is missing.
 func checkRoute(want netlink.Route) error {
 	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
 	if want.Gw != nil {
@@ -187,7 +189,8 @@ func missingNeighbour(want netlink.Neigh) error {
 	return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
 }
 
-// CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of the host end.
+// CheckPod returns ErrNotWired if a piece of the pod's side is missing; hostMAC is the MAC of the
+// host end.
 func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	err := rtnl.InNetNS(spec.NetNS, func() error {
 		link, err := rtnl.LinkOrNil(spec.IfName)
@@ -212,7 +215,7 @@ func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	return nil
 }
 
-// checkRule returns ErrNotWired where the rule is missing.
+// checkRule returns ErrNotWired if the rule is missing.
 func checkRule(rule netlink.Rule) error {
 	have, err := netlinksafe.RuleList(rule.Family)
 	if err != nil {

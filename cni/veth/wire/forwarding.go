@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrSysctl is returned where a kernel setting is wrong or cannot be read or set.
+// ErrSysctl is returned if a kernel setting is wrong or cannot be read or set.
 var ErrSysctl = errors.New("kernel setting")
 
 // forward makes the kernel route packets between a pod's link and its uplink and, for
@@ -38,8 +38,8 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 	return w.SetOfNode(proxyNDP, "1")
 }
 
-// Forward6 makes the node forward IPv6, which it does per namespace, not per link. The node's own IPv6 may come from router
-// advertisements.
+// Forward6 makes the node forward IPv6, which it does per namespace, not per link. The node's own
+// IPv6 may come from router advertisements.
 func (w *Wirer) Forward6(uplink string) error {
 	have, err := w.Sysctl(forwarding6)
 	if err != nil || have == "1" {
@@ -51,8 +51,9 @@ func (w *Wirer) Forward6(uplink string) error {
 	return w.SetOfNode(forwarding6, "1")
 }
 
-// forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing where the kernel
-// does: each write is a change of the link to programs that watch it, also one of the same value.
+// forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing if the
+// kernel does so already: programs that watch the link see each write as a change, even of the same
+// value.
 func (w *Wirer) forwardUplink(uplink netlink.Link) error {
 	key := "net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding"
 	if have, err := w.Sysctl(key); err == nil && have == "1" {
@@ -64,9 +65,9 @@ func (w *Wirer) forwardUplink(uplink netlink.Link) error {
 	return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.Forwarding: 1})
 }
 
-// solicited makes the kernel answer neighbour solicitations by proxy on a link of Berth: it does so
-// only where the link itself forwards. On another link solicited returns an error: an administrator
-// may have chosen 0 there, so that the node heeds router advertisements.
+// solicited makes the kernel answer neighbour solicitations by proxy on a link of Berth: the kernel
+// does so only if the link itself forwards. For any other link solicited returns an error: an
+// administrator may have chosen 0 there, so that the node heeds router advertisements.
 func (w *Wirer) solicited(link netlink.Link, family int) error {
 	err := w.checkSolicited(link, family)
 	if err == nil || !strings.HasPrefix(link.Attrs().Name, netfilter.VLANPrefix) {
@@ -79,8 +80,8 @@ func forwardingOn(link netlink.Link) string {
 	return "net/ipv6/conf/" + link.Attrs().Name + "/forwarding"
 }
 
-// checkSolicited returns ErrSysctl where the kernel answers no neighbour solicitations by proxy on
-// the link though the node forwards.
+// checkSolicited returns ErrSysctl if the kernel does not answer neighbour solicitations by proxy
+// on the link although the node forwards.
 func (w *Wirer) checkSolicited(link netlink.Link, family int) error {
 	if family != unix.AF_INET6 {
 		return nil
@@ -104,12 +105,14 @@ func (w *Wirer) SetOfNode(key, value string) error {
 
 const (
 	forwarding6 = "net/ipv6/conf/all/forwarding"
-	// proxyNDP is the setting of all links, though proxy entries are of one each: with a link's own alone the kernel passes on the solicitations that
-	// hosts send by unicast to see whether a neighbour is there still.
+	// proxyNDP is the setting of all links, although each proxy entry is of a single link: with only a
+	// link's own setting the kernel forwards the unicast solicitations by which hosts check that a
+	// neighbour still exists.
 	proxyNDP = "net/ipv6/conf/all/proxy_ndp"
 )
 
-// Sysctl reads a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of the calling thread.
+// Sysctl reads a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of the
+// calling thread.
 func (w *Wirer) Sysctl(key string) (string, error) {
 	path := filepath.Join(w.SysctlRoot, key)
 	value, err := os.ReadFile(path)
@@ -119,7 +122,7 @@ func (w *Wirer) Sysctl(key string) (string, error) {
 	return string(bytes.TrimSpace(value)), nil
 }
 
-// SetSysctl sets such a key there.
+// SetSysctl sets such a key in the same namespace.
 func (w *Wirer) SetSysctl(key, value string) error {
 	have, err := w.Sysctl(key)
 	if err != nil || have == value {
@@ -137,7 +140,7 @@ func (w *Wirer) SetSysctl(key, value string) error {
 	return nil
 }
 
-// checkForward returns an error where a setting of forward is wrong.
+// checkForward returns an error if a setting of forward is wrong.
 func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
 	keys := []string{
 		"net/ipv4/conf/" + host.Attrs().Name + "/forwarding", "net/ipv4/conf/" + host.Attrs().Name + "/rp_filter",

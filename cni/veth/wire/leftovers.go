@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Leftovers lists all with Berth's marks among the kernel's links, rules, routes and proxy
-// entries, also of other packages, in the order in which the node stops carrying addresses.
-// The pods lose their network with them.
+// Leftovers lists the kernel's links, rules, routes and proxy entries with Berth's marks, also of
+// other packages, in the order in which the node stops carrying addresses. Pods lose their network
+// when they are removed.
 func (w *Wirer) Leftovers() ([]leftover.Item, error) {
 	var items []leftover.Item
 	advertised := func(r route) bool { return r.table == AdvertisedTable }

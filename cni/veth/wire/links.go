@@ -26,7 +26,8 @@ func (w *Wirer) List() ([]Link, error) {
 	return LinksThat(func(l netlink.Link) bool { return isHostLink(l.Attrs().Name) && l.Type() == "veth" })
 }
 
-// LinksThat returns the links of the node that match selects, with the addresses that our routes lead to by them.
+// LinksThat returns the links of the node that match selects, each with the addresses of our routes
+// by it.
 func LinksThat(match func(netlink.Link) bool) ([]Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -45,8 +46,8 @@ func LinksThat(match func(netlink.Link) bool) ([]Link, error) {
 	return all, nil
 }
 
-// PodEnd returns the name of the container's interface of a host end, empty where the pair or
-// its other end's namespace is gone.
+// PodEnd returns the name of the container's interface of a host end, empty if the pair or its
+// other end's namespace is gone.
 func (w *Wirer) PodEnd(hostLink string) (string, error) {
 	host, err := rtnl.LinkOrNil(hostLink)
 	if err != nil || host == nil || host.Attrs().NetNsID < 0 {
@@ -64,8 +65,7 @@ func (w *Wirer) PodEnd(hostLink string) (string, error) {
 	return "", nil
 }
 
-// Routed lists, by the index of a link, the addresses that the node has a route of ours to
-// through it.
+// Routed lists, by the index of a link, the addresses of our routes through the link.
 func Routed() (map[int][]netip.Addr, error) {
 	var routes []route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -108,7 +108,8 @@ func (w *Wirer) Sources() ([]netfilter.Source, error) {
 	return all, nil
 }
 
-// AnsweredOn returns, by address of a family, the name of the link on which the node answers for it.
+// AnsweredOn returns, for each address of a family for which the node answers, the name of the
+// link.
 func AnsweredOn(family int) (map[netip.Addr]string, error) {
 	proxies, err := listProxies(family)
 	if err != nil {
@@ -130,7 +131,7 @@ func AnsweredOn(family int) (map[netip.Addr]string, error) {
 	return uplinks, nil
 }
 
-// Remove removes one host end and all that belongs to it.
+// Remove removes a host end and everything that belongs to it.
 func (w *Wirer) Remove(name string) error {
 	if !isHostLink(name) {
 		return fmt.Errorf("link %s is not one of ours", name)

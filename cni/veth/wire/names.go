@@ -10,13 +10,13 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Marks of our state in the kernel. They may never change: by them a new version
-// finds the state of an old one.
+// Marks of our state in the kernel. They must never change: by them a new version finds the state
+// of an old version.
 const (
 	// LinkPrefix begins the name of the host end of every pair.
 	LinkPrefix = netfilter.LinkPrefix
-	// networkTables and tableMask select the routing tables of pool networks. The first
-	// one is podsTable, which has a route to each address; the others are hashes.
+	// networkTables and tableMask select the routing tables of pool networks. The first table is
+	// podsTable, which has a route to each address; the numbers of the other tables are hashes.
 	networkTables = 0x64000000
 	tableMask     = 0xff000000
 	podsTable     = networkTables
@@ -24,14 +24,14 @@ const (
 	// with a firewall mark. They come before the rules that a host made without a
 	// priority (32765 and down).
 	PriorityPods = 32290
-	// For packets that arrive for pods, and where reverse path filtering looks up their
-	// way back: the main table's routes to single addresses, single addresses, and the
-	// subnets of pool networks.
+	// For packets that arrive for pods, and for the look-up of their way back by reverse path
+	// filtering: the main table's routes to single addresses, single addresses, and the subnets of
+	// pool networks.
 	PriorityArrivals    = 32291
 	PriorityBackAddress = 32292
 	PriorityBackNetwork = 32293
-	// For packets from outside to the subnets of addresses that routers lead here: behind the routes to
-	// pods, they are unreachable.
+	// For packets from outside to the subnets of addresses that routers route here: after the routes
+	// to pods, they are unreachable.
 	PriorityUnreachable = 32294
 	// For packets from pods: the main table without its default route, single addresses,
 	// and the subnets of pool networks.

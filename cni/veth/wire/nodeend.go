@@ -16,12 +16,14 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// NodeEnd has the addresses of the node's end of a pod's link, one of each family: the kernel masquerades to the address of the link
-// by which a packet leaves, and REDIRECT leads to the one of the link by which it came. Without one it takes the first
-// address of the node, which may be on a network that has nothing to do with the pod's.
+// NodeEnd has the addresses of the node's end of a pod's link, one of each family. The kernel
+// masquerades to the address of the link by which a packet leaves, and REDIRECT leads to the
+// address of the link by which it came. Without an address there, the kernel takes the first
+// address of the node, which may be on an unrelated network.
 type NodeEnd []netip.Addr
 
-// nodeEnd returns the addresses of the node's end of the pair. It is empty where the node has none of the pod's families.
+// nodeEnd returns the addresses of the node's end of the pair. It is empty if the node has no
+// address of the pod's families.
 func (s Spec) nodeEnd() (NodeEnd, error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
@@ -50,9 +52,9 @@ func (s Spec) nodeEnd() (NodeEnd, error) {
 	return end, nil
 }
 
-// NodeAddress returns the one of the node's own addresses by which it talks to its containers, or the zero Addr where it has none: the
-// oldest of the uplink, because virtual addresses come later and go to other nodes, else that by which the node would talk to the address to,
-// else the first.
+// NodeAddress returns the node's own address for its containers, or the zero Addr. It is the oldest
+// address of the uplink, because virtual addresses come later and move to other nodes; else the
+// node's source address for packets to the address to; else the first address.
 func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, error) {
 	own = slices.DeleteFunc(slices.Clone(own), netip.Addr.IsLinkLocalUnicast)
 	link, err := rtnl.LinkOrNil(uplink)
@@ -74,7 +76,7 @@ func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, er
 			}
 		}
 	}
-	// An error means that the node has no way there.
+	// An error means that the node has no route to it.
 	routes, _ := netlink.RouteGet(to.AsSlice())
 	for _, r := range routes {
 		if addr, ok := netip.AddrFromSlice(r.Src); ok && slices.Contains(own, addr.Unmap()) {
@@ -84,14 +86,15 @@ func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, er
 	return own[0], nil
 }
 
-// EndAddress is an address of an end of a link, which has it beside another link of its namespace.
+// EndAddress returns an address for an end of a link that repeats the address of another link of
+// its namespace.
 func EndAddress(addr netip.Addr) netlink.Addr {
 	a := PodAddress(rtnl.SinglePrefix(addr))
 	a.Flags |= unix.IFA_F_NOPREFIXROUTE
 	return a
 }
 
-// compare returns which addresses a link lacks, and which it should not have, of those that it has.
+// compare returns the missing addresses of a link, and its addresses that it should not have.
 func (e NodeEnd) compare(have []netlink.Addr) (missing, stale []netlink.Addr) {
 	for _, addr := range e {
 		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
@@ -116,7 +119,8 @@ func addressesOf(link netlink.Link) ([]netlink.Addr, error) {
 	return have, nil
 }
 
-// Add gives a link the addresses, and returns the ones that it should not have, for Delete. Routes may be from these.
+// Add adds the addresses to a link, and returns stale addresses for DeleteAddresses. Routes may
+// still have them as source.
 func (e NodeEnd) Add(link netlink.Link) (stale []netlink.Addr, err error) {
 	have, err := addressesOf(link)
 	if err != nil {

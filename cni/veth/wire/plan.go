@@ -23,8 +23,7 @@ import (
 type Spec struct {
 	ContainerID string
 	IfName      string
-	// NetNS is the path of the container's network namespace; empty where the
-	// namespace is gone.
+	// NetNS is the path of the container's network namespace; empty if the namespace is gone.
 	NetNS string
 	// Uplink is the node's link to the pools' networks; addresses with a VLAN use
 	// the VLAN link on top of it.
@@ -35,13 +34,14 @@ type Spec struct {
 	// MAC of the container's interface.
 	MAC net.HardwareAddr
 	// Secondary says that the pod has its default routes on another interface. Only packets from
-	// Addresses, and to their subnets, leave by this one.
+	// Addresses, and to their subnets, leave by this interface.
 	Secondary bool
-	// Routed says that the network leads packets for the addresses to this node without asking
-	// for them: the node neither answers for them nor announces them.
+	// Routed says that the network routes packets for the addresses to this node without asking for
+	// them: the node neither answers for them nor announces them.
 	Routed bool
-	// Advertised has the addresses that routing daemons announce from this node (api.Address.Routed), and since when the pod has
-	// each. nil leaves the table of advertised addresses as it is.
+	// Advertised has the addresses that routing daemons announce from this node (api.Address.Routed),
+	// each with the time since which the pod has it. nil leaves the table of advertised addresses
+	// unchanged.
 	Advertised map[netip.Addr]time.Time
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int
@@ -50,7 +50,7 @@ type Spec struct {
 // HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
 
-// answers returns whether the node answers for an address on its uplink.
+// answers reports whether the node answers for an address on its uplink.
 func (s Spec) answers(a api.Address) bool { return !s.Routed && !a.Routed }
 
 // Validate returns an error for a Spec that Setup refuses.
@@ -100,15 +100,16 @@ func validateAddress(a api.Address) error {
 	return nil
 }
 
-// hostPlan describes the node's side of one address.
+// hostPlan describes the node's side of an address.
 type hostPlan struct {
 	addr     netip.Addr
 	podNeigh netlink.Neigh
-	// routed says that the address has no network of its own: the pod's packets leave by the node's routes.
+	// routed says that the address has no network of its own: the pod's packets leave by the node's
+	// routes.
 	routed  bool
 	network poolNetwork
-	// hostRoutes lead to the pod: one for all programs to see, and one that the rules of
-	// other programs do not come before.
+	// hostRoutes lead to the pod: a route that all programs see, and a route that comes before the
+	// rules of other programs.
 	hostRoutes []netlink.Route
 	proxy      proxy
 }
@@ -118,7 +119,7 @@ func networkOf(a api.Address, uplink *netlink.LinkAttrs) poolNetwork {
 	return poolNetwork{link: uplink.Name, index: uplink.Index, subnet: a.Subnet.Masked(), gateway: a.Gateway}
 }
 
-// planHost computes the node's side of an address. host is a link index, mac is the pod's.
+// planHost computes the node's side of an address. host is a link index, mac is the pod's MAC.
 func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.HardwareAddr) hostPlan {
 	plan := hostPlan{
 		addr:     a.Address,
@@ -133,7 +134,7 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 	return plan
 }
 
-// hostRoute is a route of ours to an address by a link.
+// hostRoute returns a route of ours to an address by a link.
 func hostRoute(addr netip.Addr, link, table int) netlink.Route {
 	family := rtnl.FamilyOf(addr)
 	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family}
@@ -143,15 +144,15 @@ func hostRoute(addr netip.Addr, link, table int) netlink.Route {
 type podRoute struct {
 	Destination netip.Prefix
 	Gateway     netip.Addr
-	// Source is the source address of the route; the zero Addr where the pod has
-	// only one address of the family.
+	// Source is the source address of the route; the zero Addr if the pod has only one address of the
+	// family.
 	Source netip.Addr
 }
 
-// podRoutes returns the routes of a pod with these addresses, for each family the
-// default route first. The pod sends to each of its subnets from its first address
-// of that subnet. It sends to other networks from the first address of the family
-// that leads there, by a gateway or by the node's routes, or, where none does, from the first address.
+// podRoutes returns the routes of a pod with these addresses, for each family the default route
+// first. The pod sends to each of its subnets from its first address of the subnet. It sends to
+// other networks from the first address of the family with a way there, by a gateway or by the
+// node's routes, or else from the first address.
 func podRoutes(addrs []api.Address) []podRoute {
 	var routes []podRoute
 	for _, is4 := range []bool{true, false} {
@@ -180,7 +181,7 @@ func subnetRoutes(addrs []api.Address) []podRoute {
 	seen := map[netip.Prefix]bool{}
 	for _, a := range addrs {
 		subnet := a.Subnet.Masked()
-		// A subnet of all addresses has the default route.
+		// The default route covers a subnet of length 0.
 		if seen[subnet] || subnet.Bits() == 0 {
 			continue
 		}
@@ -199,7 +200,7 @@ type Plan struct {
 	Rules  []netlink.Rule
 }
 
-// Apply makes the pieces that are missing, in the namespace of the calling thread. link has the addresses.
+// Apply makes missing pieces, in the namespace of the calling thread. link gets the addresses.
 func (p *Plan) Apply(link netlink.Link) error {
 	for _, addr := range p.Addrs {
 		if err := netlink.AddrReplace(link, &addr); err != nil {
@@ -254,7 +255,7 @@ func (p *Plan) Check(link netlink.Link) error {
 // pod has one interface of this kind.
 const tableSecondary = rtnl.Protocol
 
-// PodAddress is an address of a pod's interface with the subnet that is on its link.
+// PodAddress returns an address of a pod's interface; its prefix is the subnet on the link.
 func PodAddress(prefix netip.Prefix) netlink.Addr {
 	addr := netlink.Addr{IPNet: rtnl.IPNet(prefix)}
 	if prefix.Addr().Is6() {
@@ -287,8 +288,8 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) Plan {
 		if !known[gw] {
 			known[gw] = true
 			plan.Neighs = append(plan.Neighs, rtnl.Neigh(link, gw, hostMAC))
-			// Another interface may have a gateway of the same address, so a secondary one
-			// has no route to its gateway in the main table.
+			// Another interface may have a gateway with the same address, so a secondary interface has no
+			// route to its gateway in the main table.
 			plan.Routes = append(plan.Routes, netlink.Route{
 				LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(gw)), Scope: rtnl.LinkScope(family), Family: family, Table: defaults,
 			})
@@ -313,8 +314,7 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) Plan {
 // it comes before the kernel's main rule.
 const prioritySecondary = 32301
 
-// onlink is the flag of a route whose gateway has no route in the main table, where the
-// kernel looks for one.
+// onlink returns the flag for a route whose gateway has no route in the main table.
 func onlink(needed bool) int {
 	if needed {
 		return int(netlink.FLAG_ONLINK)

@@ -20,8 +20,8 @@ import (
 // solicitations for one address on one link. The netlink library cannot set its
 // protocol, which marks it as ours, so this file makes the messages.
 //
-// An entry has no NUD state. The kernel then removes it when the link loses its carrier; entries added as
-// NUD_PERMANENT stay since Linux 6.17 and the stable kernels of August 2025.
+// An entry has no NUD state. The kernel then removes it when the link loses its carrier; entries
+// added as NUD_PERMANENT stay since Linux 6.17 and the stable kernels of August 2025.
 type proxy struct {
 	addr netip.Addr
 	link int
@@ -42,8 +42,9 @@ func (p proxy) message() *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: uint8(rtnl.FamilyOf(p.addr)), Index: uint32(p.link), Flags: netlink.NTF_PROXY}
 }
 
-// answer adds the entry where the link has its carrier. Where the carrier is gone the kernel may have removed its entries
-// already, and would keep a later one: so answer looks once it has added the entry.
+// answer adds the entry if the link has its carrier. When the carrier goes, the kernel removes the
+// entries, but would keep an entry added later: so answer checks the carrier after it has added the
+// entry.
 func (p proxy) answer() error {
 	if err := p.add(); err != nil {
 		return err
@@ -79,7 +80,7 @@ func (p proxy) del() error {
 	return nil
 }
 
-// Answers returns whether the node answers for an address on the link.
+// Answers reports whether the node answers for an address on the link.
 func Answers(link int, addr netip.Addr) (bool, error) {
 	p := proxy{addr: addr, link: link}
 	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
@@ -95,13 +96,15 @@ func Answers(link int, addr netip.Addr) (bool, error) {
 	return slices.ContainsFunc(messages, func(m []byte) bool { have, ours := parseProxy(m); return ours && have == p }), nil
 }
 
-// AnswersAnywhere returns whether the node answers for an address by proxy on any link, whichever program has it do so.
+// AnswersAnywhere reports whether the node answers for an address by proxy on any link, also
+// because of other programs.
 func AnswersAnywhere(addr netip.Addr) (bool, error) {
 	all, err := entriesFor(addr)
 	return len(all) > 0, err
 }
 
-// StopAnswering removes the entries by which the node answers for an address, on any link. Only Berth answers for floating IPs.
+// StopAnswering removes the entries by which the node answers for an address, on all links. Only
+// Berth answers for floating IPs.
 func StopAnswering(addr netip.Addr) error {
 	all, err := entriesFor(addr)
 	errs := []error{err}
@@ -116,7 +119,7 @@ func entriesFor(addr netip.Addr) ([]proxy, error) {
 	return dumpProxies(rtnl.FamilyOf(addr), func(p proxy, _ bool) bool { return p.addr == addr })
 }
 
-// listProxies returns our entries of one family.
+// listProxies returns our entries of a family.
 func listProxies(family int) ([]proxy, error) {
 	return dumpProxies(family, func(_ proxy, ours bool) bool { return ours })
 }

@@ -38,7 +38,7 @@ func Result(spec Spec, wired Wired) *current.Result {
 	return r
 }
 
-// ToCNIError converts an error to one with a code of the CNI specification.
+// ToCNIError converts an error to an error with a code of the CNI specification.
 func ToCNIError(err error) error {
 	switch {
 	case err == nil:

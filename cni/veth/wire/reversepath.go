@@ -15,11 +15,11 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// acceptReversePath lets packets to the pods of a network in where the node's reverse path
-// filter would drop them, because the node sends its own packets to their senders by another
-// link: the pool's link is a VLAN or a second uplink. The filter then looks up the way back
-// with the mark that package netfilter gives these packets (and ARP requests for the pods),
-// and finds the network's table. It remains as strict as it was for all other packets.
+// acceptReversePath accepts packets to the pods of a network that the node's reverse path filter
+// would drop, because the node reaches their senders by another link: the pool's link is a VLAN or
+// a second uplink. Then the filter looks up the way back with the mark that package netfilter gives
+// these packets (and ARP requests for the pods), and finds the network's table. It stays unchanged
+// for all other packets.
 func (w *Wirer) acceptReversePath(uplink netlink.Link, n poolNetwork) error {
 	drops, err := w.reversePathDrops(uplink, n)
 	if err != nil || !drops {
@@ -31,9 +31,10 @@ func (w *Wirer) acceptReversePath(uplink netlink.Link, n poolNetwork) error {
 	return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.SrcValidMark: 1})
 }
 
-// AcceptAnswers lets answers in that come by a link from a subnet and from behind its gateway, for connections which the node
-// forwards by that link though its own routes are others: answers have a mark then, by which the node finds that way. It does
-// nothing where the kernel lets them in.
+// AcceptAnswers accepts replies that come by a link from a subnet or through its gateway, for
+// connections that the node forwards by this link although its own routes differ: by the mark of
+// these replies the filter finds the link. It does nothing if the kernel accepts the replies
+// already.
 func (w *Wirer) AcceptAnswers(link int, subnet netip.Prefix, gateway netip.Addr) error {
 	on, err := netlink.LinkByIndex(link)
 	if err != nil {
@@ -49,7 +50,7 @@ func srcValidMark(link netlink.Link) string {
 	return "net/ipv4/conf/" + link.Attrs().Name + "/src_valid_mark"
 }
 
-// checkReversePath returns ErrSysctl where acceptReversePath has something to do.
+// checkReversePath returns ErrSysctl if acceptReversePath would change something.
 func (w *Wirer) checkReversePath(uplink netlink.Link, n poolNetwork) error {
 	drops, err := w.reversePathDrops(uplink, n)
 	if err == nil && drops {
@@ -76,7 +77,8 @@ func (w *Wirer) reversePathDrops(uplink netlink.Link, n poolNetwork) (bool, erro
 	return w.filterDrops(uplink, n)
 }
 
-// filterDrops returns whether the filter drops packets without a mark that arrive from hosts of the network, or by its gateway.
+// filterDrops reports whether the filter drops packets without a mark from hosts of the network, or
+// through its gateway.
 func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 	if !n.subnet.Addr().Is4() {
 		return false, nil
@@ -90,7 +92,8 @@ func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
 	}
-	// A host of the subnet, its gateway, which may be outside of it, and hosts behind that.
+	// The senders are a host of the subnet, its gateway, which may be outside of it, and a host behind
+	// the gateway.
 	senders := []netip.Addr{n.subnet.Addr().Next(), elsewhere}
 	if n.gateway.IsValid() {
 		senders = append(senders, n.gateway)
@@ -108,7 +111,7 @@ func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 	return false, nil
 }
 
-// greatest returns the greater one of an IPv4 setting of all links and of one.
+// greatest returns the greater value of an IPv4 setting of all links and of a link.
 func (w *Wirer) greatest(key, link string) (string, error) {
 	all, err := w.Sysctl("net/ipv4/conf/all/" + key)
 	if err != nil {
@@ -118,11 +121,11 @@ func (w *Wirer) greatest(key, link string) (string, error) {
 	return max(all, one), err
 }
 
-// elsewhere is an address that only the default route leads to (RFC 5737).
+// elsewhere is an address that only the default route reaches (RFC 5737).
 var elsewhere = netip.AddrFrom4([4]byte{192, 0, 2, 1})
 
-// wayTo returns the index of the link by which the node sends its own packets to an
-// address, 0 where it has no route.
+// wayTo returns the index of the link by which the node sends its own packets to an address, 0
+// without a route.
 func wayTo(addr netip.Addr) (int, error) {
 	routes, err := netlink.RouteGet(net.IP(addr.AsSlice()))
 	switch {

@@ -12,9 +12,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// keepRouters lets the node keep the routes and addresses that it learned by router advertisements
-// when it starts to forward IPv6: a router heeds them only on links with accept_ra 2. It changes
-// the uplink and the links with learned ones; pods' links have no router.
+// keepRouters lets the node keep the routes and addresses from router advertisements when it starts
+// to forward IPv6: a router heeds advertisements only on links with accept_ra 2. It changes the
+// uplink, and links with such routes or addresses; pods' links have no router.
 func (w *Wirer) keepRouters(uplink string) error {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -35,7 +35,7 @@ func (w *Wirer) keepRouters(uplink string) error {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addrs {
-		// An address with a lifetime, as router advertisements give.
+		// The address has a lifetime, as from router advertisements.
 		if a.Flags&unix.IFA_F_PERMANENT == 0 {
 			learned[a.LinkIndex] = true
 		}
@@ -52,8 +52,8 @@ func (w *Wirer) keepRouters(uplink string) error {
 	return nil
 }
 
-// heedAdvertisements makes a link that heeds router advertisements now do so also when the
-// node forwards.
+// heedAdvertisements makes a link that heeds router advertisements continue to do so when the node
+// forwards.
 func (w *Wirer) heedAdvertisements(link string) error {
 	for key, want := range map[string]string{"accept_ra": "1", "forwarding": "0"} {
 		have, err := w.Sysctl("net/ipv6/conf/" + link + "/" + key)

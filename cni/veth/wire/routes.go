@@ -22,7 +22,8 @@ type route struct {
 	link    int
 	gateway netip.Addr
 	scope   netlink.Scope
-	// metric is that of an advertised address, 0 in other tables, where the kernel has values of its own.
+	// metric is the metric of an advertised address, 0 in other tables, where the kernel sets its own
+	// values.
 	metric uint32
 }
 
@@ -41,8 +42,8 @@ func (r route) netlink() netlink.Route {
 
 func (r route) del() error { return rtnl.DeleteRoute(r.netlink()) }
 
-// listRoutes returns the routes of all tables that have our protocol number, with one
-// dump, which the kernel filters.
+// listRoutes returns the routes of all tables with our protocol number, by a single dump that the
+// kernel filters.
 func listRoutes(family int) ([]route, error) {
 	messages, err := rtnl.Dump(func() ([][]byte, error) { return dumpRoutes(family, rtnl.Protocol) })
 	if err != nil {
@@ -57,7 +58,7 @@ func listRoutes(family int) ([]route, error) {
 	return all, nil
 }
 
-// dumpRoutes lists the routes of one protocol, on old kernels all.
+// dumpRoutes lists the routes of a protocol, on old kernels all routes.
 func dumpRoutes(family, protocol int) ([][]byte, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {

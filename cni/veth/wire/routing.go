@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// poolNetwork is the network that addresses of one pool or of several share.
+// poolNetwork is the network that addresses of one or more pools share.
 type poolNetwork struct {
 	link    string
 	index   int
@@ -26,10 +26,10 @@ type poolNetwork struct {
 	gateway netip.Addr
 }
 
-// tries is how many tables a network may have, should others have its first ones.
+// tries is how many tables are tried for a network if others use its first tables.
 const tries = 16
 
-// table returns the network's table, or another one at a later attempt.
+// table returns the network's table, which differs by attempt.
 func (n poolNetwork) table(attempt int) int {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s %d", n.link, n.subnet, n.gateway, attempt))
 	// Number 0 of the block is podsTable.
@@ -90,7 +90,8 @@ func addressRules(addr netip.Addr, table int) []netlink.Rule {
 	return sourceRules(rtnl.SinglePrefix(addr), PriorityAddress, PriorityBackAddress, table)
 }
 
-// routing has our rules and routes of one family in the kernel. Its methods change both.
+// routing has our rules and routes of a family in the kernel. Its methods also change them in the
+// kernel.
 type routing struct {
 	family int
 	// rules are in the kernel's order.
@@ -108,7 +109,7 @@ func readRouting(family int) (*routing, error) {
 	return k, err
 }
 
-// ownRoutes lists the routes with our protocol number, but not the overlay's to pods of other
+// ownRoutes lists the routes with our protocol number, except the overlay's routes to pods of other
 // nodes, which have a gateway.
 func ownRoutes(family int) ([]route, error) {
 	routes, err := listRoutes(family)
@@ -142,7 +143,7 @@ func addressesByLink(routes []route) map[int][]netip.Addr {
 	return all
 }
 
-// tableOf returns the table of a network: the one with its routes, or one that no other
+// tableOf returns the table of a network: the table with its routes, or a table that no other
 // network has.
 func (k *routing) tableOf(n poolNetwork) (int, error) {
 	for attempt := range tries {
@@ -159,13 +160,13 @@ func (k *routing) tableOf(n poolNetwork) (int, error) {
 		tries, n.table(0), n.subnet, n.link, n.gateway)
 }
 
-// tableFor returns the table by which the kernel routes packets from a pod's address, and
-// 0 where it is none of ours.
+// tableFor returns the table by which the kernel routes packets from a pod's address, 0 if it is
+// not ours.
 func (k *routing) tableFor(addr netip.Addr) int {
 	return k.lookup(addr, PriorityAddress, PriorityNetwork)
 }
 
-// tableBack does so for the way back to the address.
+// tableBack is tableFor for the way back to the address.
 func (k *routing) tableBack(addr netip.Addr) int {
 	return k.lookup(addr, PriorityBackAddress, PriorityBackNetwork)
 }
@@ -226,8 +227,8 @@ func (k *routing) setup(p hostPlan) error {
 	return nil
 }
 
-// leadTo makes the kernel use a table for packets from a pod's address, also where the
-// subnet of another network has the address, too.
+// leadTo makes the kernel use a table for packets from a pod's address, even if the subnet of
+// another network also contains the address.
 func (k *routing) leadTo(addr netip.Addr, table int) error {
 	err := k.deleteRules(func(r netlink.Rule) bool {
 		return isAddressRule(r) && sourceOf(r) == rtnl.SinglePrefix(addr) && r.Table != table
@@ -260,7 +261,7 @@ func (k *routing) addRoute(r netlink.Route) error {
 		return fmt.Errorf("add route %s on link %d to table %d: %w", r.Dst, r.LinkIndex, r.Table, err)
 	}
 	have := routeOf(r)
-	// The kernel replaced the route of another link.
+	// The kernel has replaced the route of another link.
 	k.routes = slices.DeleteFunc(k.routes, func(old route) bool {
 		return old.table == have.table && old.dst == have.dst && old.metric == have.metric
 	})
@@ -298,7 +299,7 @@ func (k *routing) deleteRoutes(match func(route) bool) error {
 	return errors.Join(errs...)
 }
 
-// deleteRules removes the rules that match selects; match sees the rules as they were.
+// deleteRules removes the rules that match selects; match sees the original rules.
 func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 	var errs []error
 	var kept []netlink.Rule
@@ -316,8 +317,8 @@ func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 	return errors.Join(errs...)
 }
 
-// sweep removes the rules that no address needs, the routes of tables that no rule leads to, and advertised addresses that
-// have no pod. Where no address is left, nothing of ours is, but the rules of PriorityUnreachable.
+// sweep removes unneeded rules, routes of tables without a rule, and advertised addresses without a
+// pod. If no address is left, only the rules of PriorityUnreachable are left.
 func (k *routing) sweep() error {
 	carried, used := map[netip.Addr]bool{}, map[int]bool{}
 	for _, r := range k.routes {
@@ -343,8 +344,8 @@ func (k *routing) sweep() error {
 	}))
 }
 
-// isNetworkTable returns whether a table is one of a pool network.
+// isNetworkTable reports whether a table belongs to a pool network.
 func isNetworkTable(table int) bool { return table&tableMask == networkTables && table != podsTable }
 
-// sourceOf returns the source prefix of a rule, the zero Prefix where it has none.
+// sourceOf returns the source prefix of a rule, the zero Prefix if it has none.
 func sourceOf(r netlink.Rule) netip.Prefix { return rtnl.PrefixOf(r.Src) }

@@ -18,13 +18,14 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// servicesLink is the link to which the node routes the addresses of Services. It leads nowhere: kube-proxy gives the packets of
-// a Service's ports another destination before they are routed, and all others end here. The kernel answers ARP
-// by proxy only for an address that it has a route to by another link. The address is not the node's own: no program of the
+// servicesLink is the link to which the node routes the addresses of Services. It leads nowhere:
+// kube-proxy changes the destination of packets to a Service's ports before they are routed, and
+// all other packets end here. The link is necessary because the kernel answers ARP by proxy only
+// for an address with a route by another link. The address is not the node's own: no program of the
 // node gets a packet for it.
 //
-// It is an end of a pair whose other end is never up, because each kernel on which pods have floating IPs has pairs, and some
-// lack dummy links.
+// It is an end of a pair whose other end is never up, because each kernel on which pods have
+// floating IPs has pairs, and some lack dummy links.
 const (
 	servicesLink = rtnl.ServicesLink
 	servicesEnd  = servicesLink + "-end"
@@ -33,10 +34,10 @@ const (
 // Service is an address of a Service of type LoadBalancer that the node carries, or one of whose ports it leads to other nodes.
 type Service struct {
 	Address netip.Addr
-	// Subnet of the address's pool.
+	// Subnet is the subnet of the address's pool.
 	Subnet netip.Prefix
-	// Routed says that routers lead packets for the address to the node, and since when they should: Since. Otherwise the node
-	// answers for it on a link.
+	// Routed says that routers route packets for the address to the node, and Since since when.
+	// Otherwise the node answers for the address on a link.
 	Routed bool
 	Since  time.Time
 	// Led says that package egress leads the packets to other nodes, before the kernel routes them.
@@ -50,8 +51,8 @@ func (s Service) address() api.Address {
 // ErrServiceLink is returned for a link on which the node cannot have the address of a Service.
 var ErrServiceLink = errors.New("not on this link")
 
-// Services returns the addresses of Services with Berth's mark, a route to [servicesLink], in ascending order: the node carries them, is about
-// to, or about to stop.
+// Services returns the addresses of Services with Berth's mark, a route to [servicesLink], in
+// ascending order. The node carries them, is about to begin, or is about to stop.
 func Services() ([]netip.Addr, error) {
 	link, err := rtnl.LinkOrNil(servicesLink)
 	if err != nil || link == nil {
@@ -63,8 +64,8 @@ func Services() ([]netip.Addr, error) {
 	return all, err
 }
 
-// MarkService notes that the node may carry the address of a Service from now on. It is idempotent, and fails where a pod of this
-// node has the address.
+// MarkService notes that the node may carry the address of a Service from now on. It is idempotent,
+// and fails if a pod of this node has the address.
 func (w *Wirer) MarkService(addr netip.Addr) error {
 	w.routing.Lock()
 	defer w.routing.Unlock()
@@ -79,7 +80,7 @@ func (w *Wirer) MarkService(addr netip.Addr) error {
 	}
 	mark := serviceRoute(addr, link.Attrs().Index)
 	if !k.hasRoute(mark) {
-		// It must not replace the route to a pod.
+		// RouteAdd does not replace the route to a pod.
 		if err := netlink.RouteAdd(&mark); errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("a pod of this node has %s", addr)
 		} else if err != nil {
@@ -115,7 +116,8 @@ func ensureServicesLink() (netlink.Link, error) {
 	return link, rtnl.SetUp(link)
 }
 
-// CheckService returns an error where a setting of the node keeps it from carrying the address of a Service that was marked.
+// CheckService returns an error if a setting of the node keeps it from carrying the marked address
+// of a Service.
 func (w *Wirer) CheckService(s Service, link int) error {
 	if s.Routed || s.Led {
 		return nil
@@ -133,8 +135,8 @@ func (w *Wirer) CheckService(s Service, link int) error {
 	return err
 }
 
-// CarryService has the node carry the address of a Service that was marked: answer for it on the link, or have routing
-// daemons announce it. It is idempotent. After nil the kernel has all of it.
+// CarryService makes the node carry the marked address of a Service: it answers for it on the link,
+// or routing daemons announce it. It is idempotent. If it returns nil, the kernel has every piece.
 func (w *Wirer) CarryService(s Service, link int) error {
 	services, uplink, err := serviceLinks(link)
 	if err != nil {
@@ -180,7 +182,8 @@ func (w *Wirer) advertiseService(s Service, link int) error {
 	return k.advertise(s.Address, link, s.Since, true)
 }
 
-// HasService returns whether CarryService and MarkService have nothing to do, beside settings of the kernel.
+// HasService reports whether CarryService and MarkService would change nothing except settings of
+// the kernel.
 func HasService(s Service, link int) (bool, error) {
 	services, err := rtnl.LinkOrNil(servicesLink)
 	if err != nil || services == nil {
@@ -196,12 +199,14 @@ func HasService(s Service, link int) (bool, error) {
 	return Answers(link, s.Address)
 }
 
-// StopService has the node neither answer for the address of a Service nor advertise it, and leaves its mark.
+// StopService makes the node neither answer for the address of a Service nor advertise it. The mark
+// stays.
 func (w *Wirer) StopService(addr netip.Addr) error {
 	return w.withoutService(addr, func(*routing, int) error { return nil })
 }
 
-// RemoveService stops the node from carrying the address of a Service, and ends its mark last. It is idempotent.
+// RemoveService stops the node from carrying the address of a Service, and ends its mark last. It
+// is idempotent.
 func (w *Wirer) RemoveService(addr netip.Addr) error {
 	err := w.withoutService(addr, func(k *routing, services int) error {
 		if err := k.deleteRoutes(func(r route) bool { return r.link == services && r.dst == rtnl.SinglePrefix(addr) }); err != nil {
@@ -226,7 +231,7 @@ func (w *Wirer) RemoveService(addr netip.Addr) error {
 	return rtnl.DeleteLink(link)
 }
 
-// withoutService removes all of an address but its mark, and then calls next.
+// withoutService removes every piece of an address except its mark, and then calls next.
 func (w *Wirer) withoutService(addr netip.Addr, next func(k *routing, services int) error) error {
 	w.routing.Lock()
 	defer w.routing.Unlock()

@@ -29,8 +29,8 @@ type Wirer struct {
 
 	firewall netfilter.Firewall
 
-	// routing makes changes of rules and routes one after another: addresses share
-	// some, which go with the last one.
+	// routing serializes changes of rules and routes: addresses share some of them, which go with the
+	// last address.
 	routing sync.Mutex
 }
 
@@ -50,8 +50,8 @@ type Wired struct {
 	MTU      int
 }
 
-// Setup makes the pair and carries the addresses to the pod. It is idempotent: a
-// second call makes the missing pieces. After an error the caller calls Teardown.
+// Setup makes the pair and routes the addresses to the pod. It is idempotent: a second call makes
+// the missing pieces. After an error the caller calls Teardown.
 func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err := spec.Validate(); err != nil {
 		return Wired{}, err
@@ -73,7 +73,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	// A pair that was there keeps its MAC, which its pod knows.
+	// An existing pair keeps its MAC, which its pod knows.
 	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
 	if err := w.ConfigurePod(spec, netns, wired); err != nil {
@@ -83,8 +83,8 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	return wired, w.setupNode(spec, host, uplinks)
 }
 
-// Repair makes the missing pieces of the node's side, and the pair with all that belongs to it
-// where the pair is missing. The pod's changes of its own side stay.
+// Repair makes the missing pieces of the node's side. If the pair is missing, it makes the pair and
+// everything that belongs to it. The pod's changes of its own side stay.
 func (w *Wirer) Repair(spec Spec) error {
 	host, err := hostEnd(spec)
 	if err != nil {
@@ -101,8 +101,7 @@ func (w *Wirer) Repair(spec Spec) error {
 	return w.setupNode(spec, host, uplinks)
 }
 
-// Filter puts back the rules of package netfilter, where they are lost, for the addresses that the node
-// carries to pods.
+// Filter restores lost rules of package netfilter for the addresses that the node routes to pods.
 func (w *Wirer) Filter() error { return netfilter.Restore(w.Sources) }
 
 // setupNode makes the node's side of all addresses.
@@ -188,8 +187,8 @@ func (w *Wirer) allowIPv6(spec Spec) error {
 	return nil
 }
 
-// setupHost makes the node's side of one address. Its last step makes the node answer
-// for the address, unless routers lead to it or the uplink has no carrier.
+// setupHost makes the node's side of an address. Its last step makes the node answer for the
+// address, unless routers route to it or the uplink has no carrier.
 func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) error {
 	if err := NotOnNode(a); err != nil {
 		return err

@@ -13,26 +13,27 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// survey is the kernel as checks read it. Each part is read when a check first needs it: the kernel lists the
-// routes, neighbours and proxy entries of all pods at once only.
+// survey caches the kernel's state for checks. Each part is read when a check first needs it,
+// because the kernel only lists the routes, neighbours and proxy entries of all pods together.
 type survey struct {
 	routings   map[int]*routing
 	proxies    map[int]map[proxy]bool
 	neighbours map[int]map[neighbour]net.HardwareAddr
-	// addresses are of all links by their indexes, and ends by the uplinks and families of specs.
+	// addresses has the addresses of all links by index; ends has the node's ends by the uplinks and
+	// families of specs.
 	addresses map[int][]netlink.Addr
 	ends      map[endKey]NodeEnd
 	// lists counts the lists that were read.
 	lists int
 }
 
-// endKey names specs whose pairs have the same addresses on the node's end.
+// endKey is equal for specs whose pairs have the same addresses on the node's end.
 type endKey struct {
 	uplink   string
 	is4, is6 bool
 }
 
-// neighbour is the name of an entry of the table of neighbours.
+// neighbour is the key of an entry of the table of neighbours.
 type neighbour struct {
 	link int
 	ip   string
@@ -42,8 +43,8 @@ func newSurvey() *survey {
 	return &survey{routings: map[int]*routing{}, proxies: map[int]map[proxy]bool{}, neighbours: map[int]map[neighbour]net.HardwareAddr{}, ends: map[endKey]NodeEnd{}}
 }
 
-// Survey returns CheckNode for many pods one after another, which reads the kernel once for all. It is for one
-// goroutine, and for as long as the caller can do with what the first checks read.
+// Survey returns a CheckNode for many pods one after another that reads the kernel once for all. It
+// is for a single goroutine, and only for a short time, because it does not see later changes.
 func (w *Wirer) Survey() func(Spec) error {
 	s := newSurvey()
 	return func(spec Spec) error {
@@ -67,7 +68,7 @@ func (s *survey) routing(family int) (*routing, error) {
 	return s.routings[family], nil
 }
 
-// answers returns whether the node has the proxy entry.
+// answers reports whether the node has the proxy entry.
 func (s *survey) answers(p proxy) (bool, error) {
 	family := rtnl.FamilyOf(p.addr)
 	if s.proxies[family] == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Teardown withdraws the container's addresses and removes its pair. It succeeds
-// where pieces are missing.
+// Teardown withdraws the container's addresses and removes its pair. It succeeds if pieces are
+// missing.
 func (w *Wirer) Teardown(spec Spec) error {
 	err := w.Withdraw(spec)
 	if e := DeleteEnd(spec.HostLink()); e != nil {
@@ -26,8 +26,7 @@ func (w *Wirer) Teardown(spec Spec) error {
 	return errors.Join(err, deletePodLink(spec))
 }
 
-// DeleteEnd deletes the node's end of a container's pair, if it is there, and ends its
-// filtering.
+// DeleteEnd deletes the node's end of a container's pair, if it exists, and ends its filtering.
 func DeleteEnd(name string) error {
 	link, err := rtnl.LinkOrNil(name)
 	if err != nil {
@@ -41,9 +40,8 @@ func DeleteEnd(name string) error {
 	return netfilter.Forget(name)
 }
 
-// deletePodLink removes the container's interface, which still exists where somebody
-// moved or renamed the host end. It does nothing where the namespace is missing or
-// the interface is not ours.
+// deletePodLink removes the container's interface, which still exists if somebody moved or renamed
+// the host end. It does nothing if the namespace is missing or the interface is not ours.
 func deletePodLink(spec Spec) error {
 	netns, err := rtnl.FindNS(spec.NetNS)
 	if err != nil || netns == nil {
@@ -77,8 +75,8 @@ func deletePodRules(spec Spec) error {
 	return nil
 }
 
-// isOurPodLink returns false for an interface of the same name that somebody else
-// made, and that made Setup fail.
+// isOurPodLink returns false for an interface of the same name that another program made, and that
+// made Setup fail.
 func isOurPodLink(spec Spec, link netlink.Link) bool {
 	return link.Type() == "veth" && len(spec.Addresses) > 0 &&
 		bytes.Equal(link.Attrs().HardwareAddr, spec.MAC)

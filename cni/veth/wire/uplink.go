@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrUplink is returned where the link to a pool's network is missing or down.
+// ErrUplink is returned if the link to a pool's network is missing or down.
 var ErrUplink = errors.New("uplink missing")
 
 // UplinkFor returns the name of the link with addr, the node's own address.
@@ -32,8 +32,9 @@ func UplinkFor(addr netip.Addr) (string, error) {
 	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
 }
 
-// UplinkOf returns the name of the link that patterns choose: globs (path.Match), separated by commas, of which the first that some link of the
-// node matches counts. One name is returned as it is: its link may come later.
+// UplinkOf returns the name of the link that patterns choose: globs (path.Match), separated by
+// commas. The first glob that matches a link of the node counts. A single name is returned
+// unchanged, because its link may come later.
 func UplinkOf(patterns string) (string, error) {
 	if !strings.ContainsAny(patterns, ",*?[") {
 		return patterns, nil
@@ -94,8 +95,8 @@ func uplinkOf(name string, vlan int) (netlink.Link, error) {
 		ErrUplink, vlan, name, name, name, vlan, vlan, name, vlan)
 }
 
-// Ready returns an error where the uplink is missing or down, and where kernel settings make the node
-// answer for addresses that are not its pods'. It misses no VLAN links.
+// Ready returns an error if the uplink is missing or down, or if kernel settings make the node
+// answer for addresses that are not its pods'. It does not check VLAN links.
 func (w *Wirer) Ready(uplink string) error {
 	link, err := uplinkOf(uplink, 0)
 	if err != nil {
@@ -107,7 +108,7 @@ func (w *Wirer) Ready(uplink string) error {
 	return w.checkAssumed(uplink)
 }
 
-// IsCut returns whether the node has the uplink, and it is down or without a carrier.
+// IsCut reports whether the uplink exists, but is down or has no carrier.
 func IsCut(uplink string) (bool, error) {
 	if uplink == "" {
 		return false, nil
@@ -116,10 +117,10 @@ func IsCut(uplink string) (bool, error) {
 	return err == nil && link != nil && !rtnl.HasCarrier(link), err
 }
 
-// Forwards returns an error where the node's firewall refuses all packets between the uplink and pods.
+// Forwards returns an error if the node's firewall refuses all packets between the uplink and pods.
 func (w *Wirer) Forwards(uplink string) error { return w.firewall.Check(uplink) }
 
-// CheckUp returns ErrUplink where a link to a pool's network is down.
+// CheckUp returns ErrUplink if a link to a pool's network is down.
 func CheckUp(link netlink.Link) error {
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("%w: link %s is down; ip link set %s up", ErrUplink, link.Attrs().Name, link.Attrs().Name)

@@ -17,8 +17,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Close makes the node answer for none of the container's addresses on its uplinks, until Repair. Routes and rules stay. An
-// address that another link of this node carries keeps its answer.
+// Close makes the node stop answering for the container's addresses on its uplinks, until Repair.
+// Routes and rules stay. The node still answers for an address that another link of this node
+// carries.
 func (w *Wirer) Close(spec Spec) error {
 	if spec.Routed {
 		return nil
@@ -40,7 +41,8 @@ func (w *Wirer) Close(spec Spec) error {
 	})
 }
 
-// eachFamily calls do for each family of the addresses, or for both, with our routing and the entries by which the node answers.
+// eachFamily calls do for each family of the addresses, or for both, with our routing and the
+// entries by which the node answers.
 func (w *Wirer) eachFamily(addrs []api.Address, both bool, do func(k *routing, addrs []netip.Addr, proxies []proxy) error) error {
 	w.routing.Lock()
 	defer w.routing.Unlock()
@@ -66,7 +68,8 @@ func (w *Wirer) eachFamily(addrs []api.Address, both bool, do func(k *routing, a
 	return errors.Join(errs...)
 }
 
-// stopAnswering removes the proxy entries of an address, unless a link other than host carries it, too.
+// stopAnswering removes the proxy entries of an address, unless another link than host also carries
+// it.
 func (k *routing) stopAnswering(addr netip.Addr, host int, proxies []proxy) error {
 	if slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host }) {
 		return nil
@@ -81,15 +84,15 @@ func (k *routing) stopAnswering(addr netip.Addr, host int, proxies []proxy) erro
 }
 
 // Withdraw stops the node from advertising and answering for the container's addresses, and removes
-// their routes and rules. The pair stays, down. An address that another link of this
-// node carries keeps its answer and the other link's routes and rules.
+// their routes and rules. The pair stays, but is down. For an address that another link of this
+// node carries, the node still answers, and the other link's routes and rules stay.
 func (w *Wirer) Withdraw(spec Spec) error {
 	host, err := rtnl.LinkOrNil(spec.HostLink())
 	if err != nil {
 		return err
 	}
 	if host == nil {
-		// The kernel removed the routes with the link.
+		// The kernel has removed the routes with the link.
 		return w.withdrawAddresses(spec.Addresses, spec.HostLink(), 0)
 	}
 	err = w.withdrawAddresses(spec.Addresses, spec.HostLink(), host.Attrs().Index)
@@ -99,8 +102,8 @@ func (w *Wirer) Withdraw(spec Spec) error {
 	return err
 }
 
-// withdrawAddresses withdraws the addresses given, and all that the host link carries: a
-// caller that lost its records passes none. host is the link's index, 0 where the link no
+// withdrawAddresses withdraws the given addresses and all addresses that the host link carries,
+// because a caller that lost its records gives none. host is the link's index, 0 if the link no
 // longer exists.
 func (w *Wirer) withdrawAddresses(given []api.Address, link string, host int) error {
 	return w.eachFamily(given, host != 0, func(k *routing, addrs []netip.Addr, proxies []proxy) error {
@@ -117,8 +120,8 @@ func (w *Wirer) withdrawAddresses(given []api.Address, link string, host int) er
 	})
 }
 
-// withdraw removes what is advertised, proxy entries, routes and rules of one address on the host link, and of links
-// that no longer exist. host is 0 where the host link no longer exists.
+// withdraw removes the advertisement, proxy entries, routes and rules of an address on the host
+// link, and of links that no longer exist. host is 0 if the host link no longer exists.
 func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []proxy) error {
 	elsewhere := slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host })
 	if err := k.unadvertise(addr, host, elsewhere); err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptablestest carries out the text that package iptables writes, without a kernel, so that tests compare
-// its verdicts with those of the ruleset.
+// Package iptablestest interprets the output of package iptables without a kernel, so that tests
+// can compare its verdicts with the ruleset's.
 package iptablestest
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// maxChainName and maxSetName are the kernel's: XT_EXTENSION_MAXNAMELEN and IPSET_MAXNAMELEN without their ends.
+// maxChainName and maxSetName are the kernel's limits: XT_EXTENSION_MAXNAMELEN and IPSET_MAXNAMELEN
+// without the final zero byte.
 const (
 	maxChainName = 28
 	maxSetName   = 31
@@ -116,7 +117,7 @@ func (k *Kernel) changeRules(family int, words []string) error {
 	return nil
 }
 
-// split returns the words of a line, of which quotes may hold several together.
+// split returns the words of a line; a quoted part is a single word.
 func split(row string) []string {
 	var words []string
 	for row != "" {
@@ -177,7 +178,7 @@ func (k *Kernel) run(name string, p ruleset.Packet, depth int) (drops, returned 
 // protocols of iptables.
 var protocols = map[string]ruleset.Protocol{"tcp": ruleset.TCP, "udp": ruleset.UDP, "sctp": ruleset.SCTP}
 
-// match returns the target of a rule, and whether a packet meets its conditions.
+// match returns the target of a rule, and whether a packet meets the rule's conditions.
 func (k *Kernel) match(words []string, p ruleset.Packet) (target string, matches bool, err error) {
 	matches = true
 	take := func() (value string) { value, words = words[1], words[2:]; return value }
@@ -221,7 +222,7 @@ func (k *Kernel) matchModule(words *[]string, p ruleset.Packet) (bool, error) {
 		take(4)
 		return p.Established, nil
 	case "connmark":
-		// No packet is of a connection that was ended.
+		// No packet belongs to an ended connection.
 		if (*words)[2] == "!" {
 			take(5)
 			return true, nil
@@ -232,7 +233,7 @@ func (k *Kernel) matchModule(words *[]string, p ruleset.Packet) (bool, error) {
 		take(4)
 		return p.LocalSource, nil
 	case "icmp6", "hl":
-		// Type 133 is neighbour discovery, 130 multicast listeners; the limits say the same.
+		// Type 133 is neighbour discovery, 130 multicast listeners; the hop limits select the same.
 		if value := take(4)[3]; value == "1" || value == "130" || value == "131" || value == "132" || value == "143" {
 			return p.MulticastListener, nil
 		}
@@ -251,7 +252,7 @@ func (k *Kernel) matchModule(words *[]string, p ruleset.Packet) (bool, error) {
 	}
 }
 
-// maxPorts is how many ports multiport has, of which a range takes two.
+// maxPorts is the limit of multiport, where a range counts twice.
 const maxPorts = 15
 
 func hasPort(text string, port uint16) (has bool, err error) {
@@ -276,7 +277,7 @@ func hasPort(text string, port uint16) (has bool, err error) {
 	return has, nil
 }
 
-// has returns whether the set has the fields of a packet.
+// has reports whether the set has the fields of a packet.
 func (s *set) has(fields []string, p ruleset.Packet) bool {
 	if s.family == "inet" != p.Source.Is4() {
 		return false

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rulesettest finds the errors in a ruleset, and writes it as text. Tests of the compiler
-// of policies prove with Check that it makes no error, and compare texts.
+// Package rulesettest finds errors in a ruleset, and writes it as text. Tests of the policy
+// compiler use Check to prove that its rulesets have no errors, and compare texts.
 package rulesettest
 
 import (
@@ -25,8 +25,8 @@ const maxInterface = 15
 // maxCounter is the longest name of a counter (NFT_OBJ_MAXNAMELEN without its end).
 const maxCounter = 255
 
-// Check returns all errors of a ruleset: values that the kernel would refuse, or that Walk, Text and
-// the kernel would not take the same way.
+// Check returns all errors of a ruleset: values that the kernel would refuse, or that Walk, Text
+// and the kernel would interpret differently.
 func Check(rs *ruleset.Ruleset) error {
 	c := checker{rs: rs}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
@@ -69,7 +69,7 @@ func (c *checker) name(key, name string) {
 	}
 }
 
-// isName returns whether nft takes it for a name.
+// isName reports whether nft accepts a name.
 func isName(name string) bool {
 	for i := range len(name) {
 		b := name[i]
@@ -145,7 +145,8 @@ func (c *checker) ranges(s *ruleset.Set) {
 		if r.Last.Less(r.First) {
 			c.fail("range %v-%v ends before it begins", r.First, r.Last)
 		}
-		// The last address of all has no next one, and Next returns one that is less than all.
+		// The highest address has no next address; Next then returns the zero Addr, which is less than
+		// all.
 		if i > 0 && !(s.Ranges[i-1].Last.Next().IsValid() && s.Ranges[i-1].Last.Next().Less(r.First)) {
 			c.fail("range %v-%v is not after its predecessor and apart from it", r.First, r.Last)
 		}
@@ -297,9 +298,10 @@ func (c *checker) counter(r *ruleset.Rule) {
 	}
 }
 
-// depths checks that no chain leads back to itself, and none further than the kernel follows.
+// depths checks that no chain leads back to itself, and that no path is longer than the kernel
+// follows.
 func (c *checker) depths() {
-	// depth is how many chains follow one another from each; 0 while it is being found out.
+	// depth is the length of the longest path from each chain; 0 while it is being computed.
 	depth := map[string]int{}
 	var follow func(name string) int
 	follow = func(name string) int {

@@ -28,7 +28,7 @@ var Both = []Ends{
 	{ruleset.IPv6, netip.MustParseAddr("fd00:1::2"), netip.MustParseAddr("fd00:2::2")},
 }
 
-// The ports of the server in Isolated: peers reach OpenPort, nobody OtherPort.
+// The ports of the server in Isolated: peers reach OpenPort, nobody reaches OtherPort.
 const (
 	OpenPort  = 80
 	OtherPort = 81
@@ -48,7 +48,7 @@ func Chain(name string, hook ruleset.Hook, rules ...ruleset.Rule) *ruleset.Chain
 	return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
 }
 
-// With returns a ruleset that shares all objects of another but the given changes.
+// With returns a ruleset that shares all objects of another ruleset except the given changes.
 func With(rs *ruleset.Ruleset, changes ...any) *ruleset.Ruleset {
 	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
 	maps.Copy(next.Sets, rs.Sets)
@@ -105,8 +105,8 @@ func Closed() *ruleset.Ruleset {
 	return With(Isolated(), Addresses("peers4", ruleset.IPv4), Addresses("peers6", ruleset.IPv6))
 }
 
-// Variants are rulesets that all let the client reach the open port and nothing else of the
-// server, by other sets, chains and maps.
+// Variants are rulesets with different sets, chains and maps that let the client reach only the
+// open port of the server.
 func Variants() []*ruleset.Ruleset {
 	rs := Isolated()
 	more := func(set string, e Ends) *ruleset.Set {
@@ -133,7 +133,7 @@ func Variants() []*ruleset.Ruleset {
 	}
 }
 
-// Random makes rulesets with each kind of object, each from the one before.
+// Random makes rulesets with each kind of object, each from the ruleset before.
 type Random struct {
 	*rand.Rand
 	Ruleset *ruleset.Ruleset
@@ -244,7 +244,8 @@ func (r *Random) rule() ruleset.Rule {
 	return rule
 }
 
-// name returns the name of a policy's rule, which may have any characters: those of the programs' own texts, most of all.
+// name returns the name of a policy's rule, which may have any characters, especially characters
+// with a meaning in the programs' input.
 func (r *Random) name() string {
 	if r.IntN(2) == 0 {
 		return "x\" ACCEPT\n-I FORWARD -j ACCEPT\n-A FORWARD -m comment --comment \"y"

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Text returns a ruleset in the syntax of nft, as "nft -f" reads it and "nft list table" shows
-// it, but for the comments with the origins of rules. Equal rulesets have equal texts.
+// Text returns a ruleset in the syntax of nft, as "nft -f" reads it and "nft list table" shows it,
+// except the comments with the origins of rules. Equal rulesets have equal texts.
 func Text(rs *ruleset.Ruleset) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s {\n", ruleset.TableName)
@@ -27,7 +27,7 @@ func Text(rs *ruleset.Ruleset) string {
 	for _, name := range slices.Sorted(maps.Keys(rs.Maps)) {
 		writeMap(&b, rs.Maps[name])
 	}
-	// nft wants the chains that rules name in any order, so base chains can come first.
+	// nft accepts chains in any order, so base chains can come first.
 	chains := slices.SortedFunc(maps.Values(rs.Chains), func(a, b *ruleset.Chain) int {
 		if (a.Hook == ruleset.NoHook) != (b.Hook == ruleset.NoHook) {
 			if a.Hook == ruleset.NoHook {
