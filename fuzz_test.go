@@ -25,7 +25,8 @@ func TestFuzzTargetsAreBuilt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// In place of OSS-Fuzz's image: the folders that it has, and its command, which writes down what it is to build.
+	// In place of OSS-Fuzz's image: the folders that it has, and its command, which writes down what
+	// it is to build.
 	src, out, bin := t.TempDir(), t.TempDir(), t.TempDir()
 	if err := os.Symlink(root, filepath.Join(src, "berth")); err != nil {
 		t.Fatal(err)
@@ -50,8 +51,9 @@ func TestFuzzTargetsAreBuilt(t *testing.T) {
 	}
 }
 
-// fuzzTargets parses all tests, and returns the import path and the name of each fuzz target. OSS-Fuzz's tool imports a target's package,
-// so none can be in a program, nor beside tests that are a package of their own.
+// fuzzTargets parses all tests, and returns the import path and the name of each fuzz target.
+// OSS-Fuzz's tool imports a target's package, so none can be in a program, nor beside tests that
+// are a package of their own.
 func fuzzTargets(t *testing.T) (targets []string) {
 	t.Helper()
 	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {

@@ -178,7 +178,8 @@ func TestTestPackages(t *testing.T) {
 	}
 }
 
-// questions are what agents are asked, which each part of the agent may answer and every program may ask, and the values of these.
+// questions are what agents are asked, which each part of the agent may answer and every program
+// may ask, and the values of these.
 var questions = []string{module + "/agent/inquiry", module + "/cni/api", module + "/cni/relay"}
 
 func check(t *testing.T, rule rule, all []pkg, importsOf func(p pkg) []string) {

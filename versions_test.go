@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestVersions holds the modules whose programs and tests share packages to one version of
-// each module that they require: Go compiles a package once more for each set of versions of
-// all that it imports. The module test/flannel and those of test/kubernetes exist for other versions.
+// TestVersions holds the modules whose programs and tests share packages to one version of each
+// module that they require: Go compiles a package once more for each set of versions of all that it
+// imports. The module test/flannel and those of test/kubernetes exist for other versions.
 func TestVersions(t *testing.T) {
 	type version struct{ number, folder string }
 	seen := map[string]version{}

@@ -51,8 +51,8 @@ func TestAdvertised(t *testing.T) {
 	}
 }
 
-// The address of a pod that is to be Ready comes into the kernel's table when it is, and leaves it when it is not; and the
-// end of a withdrawal puts it back.
+// The address of a pod that is to be Ready comes into the kernel's table when it is, and leaves it
+// when it is not; and the end of a withdrawal puts it back.
 func TestAdvertisedInKernel(t *testing.T) {
 	netnstest.Need(t)
 	node, pod := netnstest.New(t), netnstest.New(t)

@@ -202,7 +202,8 @@ func (a *Agent) Changed(api.Pod) {
 	a.TellSoon()
 }
 
-// Readied notes that a pod became Ready, or is not any more: its addresses may be advertised only while it is.
+// Readied notes that a pod became Ready, or is not any more: its addresses may be advertised only
+// while it is.
 func (a *Agent) Readied(pod api.Pod) {
 	for _, record := range a.Store.List() {
 		if record.WhenReady && record.Pod.Is(pod) && isRouted(record) {

@@ -592,8 +592,8 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// After an outage of the API one question tells about all pods, and each that seems to have lost its address is
-// asked for again.
+// After an outage of the API one question tells about all pods, and each that seems to have lost
+// its address is asked for again.
 func TestVerifyAsksOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		lost      string
@@ -800,8 +800,8 @@ func TestWithdrawnComesBackSlowly(t *testing.T) {
 	}
 }
 
-// A withdrawn record waits for the DEL of its container, which may never come, as long as the container
-// has its network namespace.
+// A withdrawn record waits for the DEL of its container, which may never come, as long as the
+// container has its network namespace.
 func TestWithdrawnEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w := newAgent(t)
@@ -826,8 +826,8 @@ func TestWithdrawnEnds(t *testing.T) {
 	})
 }
 
-// A complete record whose DEL never came ends with its network namespace, so that the plugins give back what they keep
-// for the container, such as a lease.
+// A complete record whose DEL never came ends with its network namespace, so that the plugins give
+// back what they keep for the container, such as a lease.
 func TestAddedEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		wants int
@@ -1070,8 +1070,8 @@ func TestReadyNeedsTheKernel(t *testing.T) {
 	}
 }
 
-// Carried has the addresses of every record but a withdrawn one, unless that is about to come back, and of
-// links without a record.
+// Carried has the addresses of every record but a withdrawn one, unless that is about to come back,
+// and of links without a record.
 func TestCarried(t *testing.T) {
 	for _, test := range []struct {
 		phase state.Phase

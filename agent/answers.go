@@ -31,8 +31,9 @@ type answers struct {
 // isAssigned returns whether the node carries an address for itself or for a Service.
 func (n *answers) isAssigned(addr netip.Addr) bool { return n.Assigned != nil && n.Assigned.Has(addr) }
 
-// Answers returns whether this node may answer for an address. One that the answerer does not know may be of a record whose link was
-// not found, or of an interface without a record, whose container may answer itself: the node has a route to it.
+// Answers returns whether this node may answer for an address. One that the answerer does not know
+// may be of a record whose link was not found, or of an interface without a record, whose container
+// may answer itself: the node has a route to it.
 func (n *answers) Answers(addr netip.Addr) (bool, error) {
 	if _, known := n.answerer.Link(addr); !known {
 		for _, record := range n.carrying(addr) {
@@ -59,8 +60,8 @@ func (n *answers) Answers(addr netip.Addr) (bool, error) {
 	return wire.AnswersAnywhere(addr)
 }
 
-// Close keeps hosts from getting answers for the addresses of the interfaces that have the address and, where another node has
-// it, for all of their pods: a pod has all of them, or none.
+// Close keeps hosts from getting answers for the addresses of the interfaces that have the address
+// and, where another node has it, for all of their pods: a pod has all of them, or none.
 func (n *answers) Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error {
 	if n.isAssigned(addr) {
 		return n.Assigned.Close(ctx, addr)
@@ -93,7 +94,8 @@ func (n *answers) Close(ctx context.Context, addr netip.Addr, newest answering.V
 // IsCut is for package answerer.
 func (*answers) IsCut(uplink string) (bool, error) { return wire.IsCut(uplink) }
 
-// Open has the node answer again for the addresses of complete records, on the interfaces for all of whose addresses it may.
+// Open has the node answer again for the addresses of complete records, on the interfaces for all
+// of whose addresses it may.
 func (n *answers) Open(ctx context.Context, addr netip.Addr) error {
 	if n.isAssigned(addr) {
 		n.Assigned.Open(addr)
@@ -134,7 +136,8 @@ func (n *answers) Reachable(ctx context.Context) error {
 	return n.APIReachable(ctx)
 }
 
-// Whose asks the API about the pod that this node has the address for, and withdraws the address where it is another's.
+// Whose asks the API about the pod that this node has the address for, and withdraws the address
+// where it is another's.
 func (n *answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()

@@ -30,7 +30,8 @@ import (
 	"github.com/berth-dev/berth/ipam/agentca"
 )
 
-// linkNode is a node in a namespace, whose agent answers for a pod by a version of the API's, and asks other nodes on the wire.
+// linkNode is a node in a namespace, whose agent answers for a pod by a version of the API's, and
+// asks other nodes on the wire.
 type linkNode struct {
 	*Agent
 	t    *testing.T
@@ -169,7 +170,8 @@ func macs(t *testing.T, client *netnstest.Host, on string, addr netip.Addr) (all
 	return all
 }
 
-// A link that was made anew, as by netplan: the node answers there once it has asked, and falls silent there for a newer record.
+// A link that was made anew, as by netplan: the node answers there once it has asked, and falls
+// silent there for a newer record.
 func TestLinkMadeAnew(t *testing.T) {
 	netnstest.Need(t)
 	for _, link := range []string{"eth0", "br0"} {
@@ -239,7 +241,8 @@ func TestLinkMadeAnew(t *testing.T) {
 	}
 }
 
-// A bridge takes the MAC of its lowest port: the node hears answers to its new MAC, and others hear of it.
+// A bridge takes the MAC of its lowest port: the node hears answers to its new MAC, and others hear
+// of it.
 func TestBridgeTakesAnotherMAC(t *testing.T) {
 	netnstest.Need(t)
 	segment, host, other, client := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)

@@ -29,8 +29,9 @@ type stubbornDriver struct {
 
 func (d stubbornDriver) Close(*nettype.Interface) error { return d.err }
 
-// A link without its carrier closes the interface to it alone. An address that another node has closes all interfaces of its pod. An
-// interface that cannot be closed keeps no other open; a failure that may pass is told, and hidden by no other.
+// A link without its carrier closes the interface to it alone. An address that another node has
+// closes all interfaces of its pod. An interface that cannot be closed keeps no other open; a
+// failure that may pass is told, and hidden by no other.
 func TestClose(t *testing.T) {
 	busy := errors.New("busy")
 	for name, c := range map[string]struct {

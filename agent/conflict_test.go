@@ -44,7 +44,8 @@ func (f askerFunc) Foreign(ctx context.Context, targets []conflict.Target) ([]co
 	return f(ctx, targets)
 }
 
-// A host outside of the cluster that has an address of a pod keeps its ADD from wiring anything, and is named. A proxy, as a router is, does not.
+// A host outside of the cluster that has an address of a pod keeps its ADD from wiring anything,
+// and is named. A proxy, as a router is, does not.
 func TestConflict(t *testing.T) {
 	const text = "10.0.70.5 is in use by the host with MAC 02:00:00:00:00:09 on "
 	foreign := net.HardwareAddr{2, 0, 0, 0, 0, 9}

@@ -165,7 +165,8 @@ func (l *silenceLab) answers() (answers bool) {
 	return answers
 }
 
-// left is the time of the address in the kernel. It is 0 where it has none, and watched says whether it is to have one.
+// left is the time of the address in the kernel. It is 0 where it has none, and watched says
+// whether it is to have one.
 func (l *silenceLab) left() (left time.Duration, watched bool) {
 	l.t.Helper()
 	table := &nftables.Table{Family: nftables.ARP, Name: "berth-silence"}
@@ -177,8 +178,8 @@ func (l *silenceLab) left() (left time.Duration, watched bool) {
 	return left, watched
 }
 
-// The agent dies, the API server is away when the next one starts, and another host answers for the pod's address: the node stays
-// silent. It answers by the API's word.
+// The agent dies, the API server is away when the next one starts, and another host answers for the
+// pod's address: the node stays silent. It answers by the API's word.
 func TestDeadAgent(t *testing.T) {
 	const after = 5 * time.Second
 	l := newSilenceLab(t, true)

@@ -25,7 +25,8 @@ type defence struct {
 
 	holdings    *holdings
 	withdrawals *withdrawals
-	// Claims of other hosts come by heard. claims has the ones since the last defence of each pod that is defended, by its UID.
+	// Claims of other hosts come by heard. claims has the ones since the last defence of each pod that
+	// is defended, by its UID.
 	heard  <-chan answerer.Claim
 	claims locked.Map[string, claims]
 }
@@ -85,8 +86,8 @@ func (d *defence) run(ctx context.Context) {
 	}
 }
 
-// defendPod announces a pod's addresses twice when hosts claim some, for as long as they do. The neighbours that believe a claim during
-// the interval need an announcement then, too.
+// defendPod announces a pod's addresses twice when hosts claim some, for as long as they do. The
+// neighbours that believe a claim during the interval need an announcement then, too.
 func (d *defence) defendPod(ctx context.Context, pod string) {
 	pause(ctx, together)
 	for claims := d.take(pod); len(claims) > 0 && ctx.Err() == nil; claims = d.take(pod) {
@@ -134,9 +135,10 @@ func (d *defence) defend(ctx context.Context, pod string, claims claims) error {
 	return err
 }
 
-// announceOwn announces the addresses of a record, and returns true where the node carries them still. Before that it asks the API whose
-// they are: the new node of an address that moved claims it, too, and the address is then withdrawn here. Without an answer of the API
-// nothing is announced.
+// announceOwn announces the addresses of a record, and returns true where the node carries them
+// still. Before that it asks the API whose they are: the new node of an address that moved claims
+// it, too, and the address is then withdrawn here. Without an answer of the API nothing is
+// announced.
 func (d *defence) announceOwn(ctx context.Context, record *state.Container) (carried bool, err error) {
 	if now := d.Store.Get(record.Key()); now == nil || now.Phase != state.Added {
 		return false, nil
@@ -153,8 +155,9 @@ func (d *defence) announceOwn(ctx context.Context, record *state.Container) (car
 	return d.holdings.announceAgain(ctx, record)
 }
 
-// confirm asks the networks whether hosts that claimed addresses of a record go on answering for them, and tells users of hosts that do. A
-// node from which an address just moved away claims it, too, and does not have it.
+// confirm asks the networks whether hosts that claimed addresses of a record go on answering for
+// them, and tells users of hosts that do. A node from which an address just moved away claims it,
+// too, and does not have it.
 func (d *defence) confirm(ctx context.Context, record *state.Container, claims claims) {
 	for _, other := range d.holdings.askAbout(ctx, record, func(addr netip.Addr) bool { return claims[addr].MAC != nil }) {
 		d.tellPod(record.Pod, event.Warning(EventAddressConflict,

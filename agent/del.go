@@ -75,10 +75,10 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	return nil
 }
 
-// detachUnknown cleans up after a container without a record: mostly this is a
-// second DEL, but the record may also have ended with the node's kernel or with the state file. The
-// plugins of the container's networks are run again. It only logs failures, because a container that
-// never was looks the same.
+// detachUnknown cleans up after a container without a record: mostly this is a second DEL, but the
+// record may also have ended with the node's kernel or with the state file. The plugins of the
+// container's networks are run again. It only logs failures, because a container that never was
+// looks the same.
 func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	logger := klog.FromContext(ctx)
 	unknown := &nettype.Interface{ContainerID: req.ContainerID, NetNS: req.NetNS, Attachment: state.Attachment{IfName: req.IfName}}
@@ -139,10 +139,10 @@ func (a *Agent) undoOrLater(ctx context.Context, record *state.Container) error 
 	return err
 }
 
-// undo takes the network of a container down and removes its record: it withdraws all
-// addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
-// interface. The caller holds the container's lock. undo goes on after a failure, but then
-// keeps the record.
+// undo takes the network of a container down and removes its record: it withdraws all addresses and
+// closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
+// interface. The caller holds the container's lock. undo goes on after a failure, but then keeps
+// the record.
 func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := a.deleting(ctx, record); err != nil {
 		return err
@@ -175,8 +175,8 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	return nil
 }
 
-// deleting writes the record and stops answering for its addresses: no plugin that hangs
-// or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
+// deleting writes the record and stops answering for its addresses: no plugin that hangs or fails
+// may keep the node from that, and no file system that is full. Where the withdrawal fails,
 // teardown tries again.
 func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	deleting := *record

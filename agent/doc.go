@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent gives the pods of one node their network and takes it away. It
-// owns the order of side effects, and its parts do them: podinfo asks the API, plan makes records,
-// profile limits bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave
-// with addresses of the node, hostports has the node's ports, state keeps records in a file, chain
-// runs plugins, cni/veth/wire changes the kernel.
+// Package agent gives the pods of one node their network and takes it away. It owns the order of
+// side effects, and its parts do them: podinfo asks the API, plan makes records, profile limits
+// bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave with
+// addresses of the node, hostports has the node's ports, state keeps records in a file, chain runs
+// plugins, cni/veth/wire changes the kernel.
 //
 // Agent has the steps of calls. What they work on are types of this package, each with its state:
 // records with their locks and drivers, attachments, the holdings that the answerer is told of,
@@ -20,12 +20,14 @@
 //  4. wait until the network policies are known; let nothing in where they select the pod
 //  5. take the addresses from an older container of this node that still
 //     carries them
-//  6. settle with the other nodes of the addresses' networks that this one answers for them (package
+//  6. settle with the other nodes of the addresses' networks that this one answers for them
+//     (package
 //     answerer), and that no other host has them; the asking began when the pod was bound to the node
 //  7. for each attachment: wire its addresses and announce them, run the plugins; then
 //     give the default route to the attachment that the pod chose for it
 //  8. bring the network policies of the pod into the kernel, and let in allowed packets
-//  9. have an ordinary pod leave the cluster with an address of the node, where a pool says so (package egress)
+//  9. have an ordinary pod leave the cluster with an address of the node, where a pool says so
+//     (package egress)
 //  10. give the container its bandwidth limits
 //  11. open its host ports
 //  12. have routing daemons announce the addresses that routers lead here (advertise in add.go)
@@ -38,10 +40,11 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
-// Then the pod is told what it got (Untold in views.go): by berth-controller, so that an agent needs no
-// right on pods.
+// Then the pod is told what it got (Untold in views.go): by berth-controller, so that an agent
+// needs no right on pods.
 //
-// The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a DEL.
+// The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a
+// DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens.
 //
@@ -53,9 +56,9 @@
 //     own, and remove the interface
 //  3. remove the record; the rules of network policies for its addresses go with it
 //
-// Where the first write fails, because the file system is full, the agent stops answering all the same
-// and does no more. Where a step fails, the record stays for the runtime's next DEL, for GC and for the
-// reconciler, which tries again without the runtime.
+// Where the first write fails, because the file system is full, the agent stops answering all the
+// same and does no more. Where a step fails, the record stays for the runtime's next DEL, for GC
+// and for the reconciler, which tries again without the runtime.
 //
 // # Losing an address
 //
@@ -65,31 +68,36 @@
 // The record of a complete attachment stays (withdrawn) for the runtime's DEL, for GC, or until its
 // container has no network namespace any more.
 //
-// When a link loses its carrier, the interfaces on it are closed: hosts outside get no answer for their addresses until
-// the reconciliation has put the answers back. Nothing else of them changes.
+// When a link loses its carrier, the interfaces on it are closed: hosts outside get no answer for
+// their addresses until the reconciliation has put the answers back. Nothing else of them changes.
 //
-// With a dead man's switch (package deadman) the kernel falls silent for addresses of pods that asked for failover where no agent has run for
-// a time. The next agent closes them before anything else, and they are asked for as after a carrier was lost.
+// With a dead man's switch (package deadman) the kernel falls silent for addresses of pods that
+// asked for failover where no agent has run for a time. The next agent closes them before anything
+// else, and they are asked for as after a carrier was lost.
 //
 // When another host of the network claims an address, the agent asks the API whose it is. It
 // announces an address that is still the pod's again, and withdraws one that has moved.
 //
 // # Reconciliation
 //
-// After a start, every minute and after a change of the node's links the agent compares
-// each record with the kernel: all in one survey, where their drivers can do that, and then those
-// that seem to lack something, each by itself. One that fails delays no other, and a plugin
-// that hangs delays no check. It undoes an adding record and finishes a deleting one that no call works on, repeats the
-// withdrawal of a withdrawn one, and puts back a piece of the node's side that an added one lacks once the
-// API has said that the pod still holds its addresses. Where other nodes can be asked, it does not put it back itself: package answerer does, once it
-// has asked them and has the API's word, or silence. So it is after a link was back, was made anew, and after a start, and for
-// addresses that a pod gets back. A crash between any two steps leaves either no trace or a record of it.
+// After a start, every minute and after a change of the node's links the agent compares each record
+// with the kernel: all in one survey, where their drivers can do that, and then those that seem to
+// lack something, each by itself. One that fails delays no other, and a plugin that hangs delays no
+// check. It undoes an adding record and finishes a deleting one that no call works on, repeats the
+// withdrawal of a withdrawn one, and puts back a piece of the node's side that an added one lacks
+// once the API has said that the pod still holds its addresses. Where other nodes can be asked, it
+// does not put it back itself: package answerer does, once it has asked them and has the API's
+// word, or silence. So it is after a link was back, was made anew, and after a start, and for
+// addresses that a pod gets back. A crash between any two steps leaves either no trace or a record
+// of it.
 //
-// A complete record whose container has no network namespace any more is finished, so that plugins give back leases.
+// A complete record whose container has no network namespace any more is finished, so that plugins
+// give back leases.
 //
-// Where plugins of other projects made an interface, the record has its index, and the comparison looks whether it is still in
-// the container (pluginlinks.go). A further one that is gone is marked in the record and finished: DEL and ADD of that attachment
-// alone. So it is after a crash between the two. The first one is only told to its pod.
+// Where plugins of other projects made an interface, the record has its index, and the comparison
+// looks whether it is still in the container (pluginlinks.go). A further one that is gone is marked
+// in the record and finished: DEL and ADD of that attachment alone. So it is after a crash between
+// the two. The first one is only told to its pod.
 //
 // Records end with the node's kernel, and so does everything that they describe except files of
 // plugins, such as leases. After a restart of the node the agent runs the plugins' DEL for the

@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/agent/nettype"
 )
 
-// A driver whose method differs from the method of an interface of this package would lose the ability
-// without an error.
+// A driver whose method differs from the method of an interface of this package would lose the
+// ability without an error.
 func TestDriversCan(t *testing.T) {
 	got := map[string][]string{}
 	for name, d := range nettype.Drivers(nettype.Kernel{}) {

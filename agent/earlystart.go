@@ -17,24 +17,28 @@ import (
 )
 
 const (
-	// earlyFresh is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay. A
-	// node that starts many pods takes long to ask for their networks.
+	// earlyFresh is for how long the API's early word about a pod's addresses counts, and links that
+	// were made to ask for them stay. A node that starts many pods takes long to ask for their
+	// networks.
 	earlyFresh = 2 * time.Minute
 	// earlyPatience limits an early start, with its questions to the API.
 	earlyPatience = 10 * time.Second
-	// earlyParallel limits their questions to the API on the node: where many pods come at once, it should answer their ADDs, too.
+	// earlyParallel limits their questions to the API on the node: where many pods come at once, it
+	// should answer their ADDs, too.
 	earlyParallel = 8
 )
 
-// earlyStarts read the addresses of pods that were just bound to this node, and have others asked for them, while
-// kubelet and runtime prepare their ADDs, which then need wait neither for the API nor for silence. Methods are safe in parallel.
+// earlyStarts read the addresses of pods that were just bound to this node, and have others asked
+// for them, while kubelet and runtime prepare their ADDs, which then need wait neither for the API
+// nor for silence. Methods are safe in parallel.
 type earlyStarts struct {
 	*holdings
 
 	// unused comes where no ADD took a start for which drivers may have made links.
 	unused func(ctx context.Context)
 	mu     sync.Mutex
-	// byPod has the ones that no ADD has taken, by the UID of the pod. turns has an element for each that asks the API.
+	// byPod has the ones that no ADD has taken, by the UID of the pod. turns has an element for each
+	// that asks the API.
 	byPod map[string]*earlyStart
 	turns chan struct{}
 }
@@ -42,7 +46,8 @@ type earlyStarts struct {
 type earlyStart struct {
 	// asks: its turn has come.
 	asks bool
-	// read is closed when held and readAt are written: the pod's addresses, nil where the API did not tell.
+	// read is closed when held and readAt are written: the pod's addresses, nil where the API did not
+	// tell.
 	read   chan struct{}
 	held   []podinfo.Held
 	readAt time.Time
@@ -123,7 +128,8 @@ func (e *earlyStarts) ask(ctx context.Context, pod podinfo.Pod, s *earlyStart) e
 	return err
 }
 
-// turn waits until a start may ask the API. It returns false where an ADD was faster, or the context ended; done ends the turn.
+// turn waits until a start may ask the API. It returns false where an ADD was faster, or the
+// context ended; done ends the turn.
 func (e *earlyStarts) turn(ctx context.Context, uid string, s *earlyStart) (done func(), ok bool) {
 	select {
 	case e.turns <- struct{}{}:
@@ -170,8 +176,8 @@ func (e *earlyStarts) take(uid string, s *earlyStart) bool {
 	return true
 }
 
-// asked returns the start of a pod that has asked the API, or does just now; nil where there is none. An ADD does not wait for the turn of
-// another one.
+// asked returns the start of a pod that has asked the API, or does just now; nil where there is
+// none. An ADD does not wait for the turn of another one.
 func (e *earlyStarts) asked(uid string) *earlyStart {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -34,8 +34,8 @@ func (p countingPods) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo
 // asked is how long the others of a network are asked.
 const asked = 300 * time.Millisecond
 
-// An ADD takes the addresses that the early start of its pod has read, or reads, and waits no longer than that start would. It asks the API for the
-// addresses of other pods.
+// An ADD takes the addresses that the early start of its pod has read, or reads, and waits no
+// longer than that start would. It asks the API for the addresses of other pods.
 func TestEarlyStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		wait  time.Duration
@@ -135,7 +135,8 @@ func (d keepingDriver) RemoveLoose() error {
 	return nil
 }
 
-// The links that an early start made stay while others are asked, and go where no ADD comes for them.
+// The links that an early start made stay while others are asked, and go where no ADD comes for
+// them.
 func TestEarlyStartLeavesNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		add     time.Duration
@@ -169,7 +170,8 @@ func TestEarlyStartLeavesNothing(t *testing.T) {
 	}
 }
 
-// Where many pods come at once, their starts ask the API in turns. An ADD that is faster than the turn of its pod asks by itself.
+// Where many pods come at once, their starts ask the API in turns. An ADD that is faster than the
+// turn of its pod asks by itself.
 func TestEarlyTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var e earlyStarts

@@ -12,11 +12,14 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// egressing has ordinary pods leave the cluster with addresses of the node. Methods are safe in parallel.
+// egressing has ordinary pods leave the cluster with addresses of the node. Methods are safe in
+// parallel.
 type egressing interface {
-	// Attach comes in an ADD when the pod has its addresses, and before anything runs in it. It blocks for the API server and the kernel.
+	// Attach comes in an ADD when the pod has its addresses, and before anything runs in it. It blocks
+	// for the API server and the kernel.
 	Attach(ctx context.Context, pod egress.Pod) error
-	// Attached says that the ADD of a container is complete, and Detached that its network ends. They do not block.
+	// Attached says that the ADD of a container is complete, and Detached that its network ends. They
+	// do not block.
 	Attached(id string)
 	Detached(id string)
 }
@@ -27,7 +30,8 @@ func (noEgress) Attach(context.Context, egress.Pod) error { return nil }
 func (noEgress) Attached(string)                          {}
 func (noEgress) Detached(string)                          {}
 
-// OrdinaryPods lists the containers of pods without floating IPs, and the running pods that have no record.
+// OrdinaryPods lists the containers of pods without floating IPs, and the running pods that have no
+// record.
 func (r *records) OrdinaryPods() []egress.Pod {
 	var all []egress.Pod
 	for _, pod := range r.Pods.Running() {

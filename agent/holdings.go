@@ -37,8 +37,8 @@ type holdings struct {
 	announcer *announce.Announcer[*state.Container]
 }
 
-// answerPatience is how long an ADD waits until this node may answer for the pod's addresses. The runtime's next ADD waits
-// on.
+// answerPatience is how long an ADD waits until this node may answer for the pod's addresses. The
+// runtime's next ADD waits on.
 const answerPatience = 10 * time.Second
 
 // announcePatience limits how long an announcement waits for another call for the
@@ -69,8 +69,8 @@ func (h *holdings) of(record *state.Container, targets []conflict.Target) []answ
 	return all
 }
 
-// take has the other nodes and hosts of a record's networks asked whether they answer for its addresses. ctx ends with the cause
-// podinfo.ErrPodReplaced when the pod loses them.
+// take has the other nodes and hosts of a record's networks asked whether they answer for its
+// addresses. ctx ends with the cause podinfo.ErrPodReplaced when the pod loses them.
 func (h *holdings) take(ctx context.Context, record *state.Container, targets []conflict.Target) (addrs []netip.Addr) {
 	for _, one := range h.of(record, targets) {
 		h.answerer.Take(one)
@@ -83,7 +83,8 @@ func (h *holdings) take(ctx context.Context, record *state.Container, targets []
 	return addrs
 }
 
-// mayAnswer waits until this node may answer for addresses that it has taken. It returns the ones that hosts outside of the cluster have.
+// mayAnswer waits until this node may answer for addresses that it has taken. It returns the ones
+// that hosts outside of the cluster have.
 func (h *holdings) mayAnswer(ctx context.Context, addrs []netip.Addr) (foreign []conflict.Conflict, err error) {
 	patient, cancel := context.WithTimeout(ctx, answerPatience)
 	defer cancel()
@@ -97,7 +98,8 @@ func (h *holdings) mayAnswer(ctx context.Context, addrs []netip.Addr) (foreign [
 	return foreign, nil
 }
 
-// leave says that this node does not answer for the addresses of the record any more, unless it does for another container.
+// leave says that this node does not answer for the addresses of the record any more, unless it
+// does for another container.
 func (h *holdings) leave(record *state.Container) {
 	if len(record.Addresses()) == 0 || len(h.sharing(record)) > 0 {
 		return
@@ -130,8 +132,8 @@ func (h *holdings) carryAt(record *state.Container, targets []conflict.Target, a
 	}
 }
 
-// follow tells the answerer on which links the node answers for the addresses of a complete record that lacks nothing, where it does not
-// know that.
+// follow tells the answerer on which links the node answers for the addresses of a complete record
+// that lacks nothing, where it does not know that.
 func (h *holdings) follow(record *state.Container) {
 	h.carryAt(record, slices.DeleteFunc(h.toDefend(record), h.knows), true)
 }
@@ -142,8 +144,9 @@ func (h *holdings) knows(t conflict.Target) bool {
 	return has && link == t.Link
 }
 
-// askAgain has the answerer ask for the addresses of the interfaces of a complete record that lack something, before the node
-// answers for them again. Of what is missing, rest is that of interfaces for which no other node can be asked.
+// askAgain has the answerer ask for the addresses of the interfaces of a complete record that lack
+// something, before the node answers for them again. Of what is missing, rest is that of interfaces
+// for which no other node can be asked.
 func (h *holdings) askAgain(record *state.Container, missing error) (rest, err error) {
 	if record.Phase != state.Added {
 		return missing, nil
@@ -191,8 +194,8 @@ func (h *holdings) askAbout(ctx context.Context, record *state.Container, which 
 	return h.conflicts.Ask(ctx, record.Pod, slices.DeleteFunc(h.toDefend(record), func(t conflict.Target) bool { return !which(t.Address) }))
 }
 
-// announceAgain announces the record's addresses if this node still carries them
-// for it, and may answer for them. It holds the locks of the addresses meanwhile: an announcement after the
+// announceAgain announces the record's addresses if this node still carries them for it, and may
+// answer for them. It holds the locks of the addresses meanwhile: an announcement after the
 // withdrawal would draw the traffic away from the address's new node.
 func (h *holdings) announceAgain(ctx context.Context, record *state.Container) (carried bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, announcePatience)
@@ -263,8 +266,8 @@ func nodeGateways(ctx context.Context, link netlink.Link) []netip.Addr {
 // Carrier says that a link of this node has lost its carrier, or has it again. It returns at once.
 func (h *holdings) Carrier(link string, up bool) { h.answerer.Carrier(link, up) }
 
-// TakeOver has this node answer for an address for which a pod waits, whoever else seems to answer: somebody says that no other
-// node does. Its error says why nothing comes of that.
+// TakeOver has this node answer for an address for which a pod waits, whoever else seems to answer:
+// somebody says that no other node does. Its error says why nothing comes of that.
 func (h *holdings) TakeOver(ctx context.Context, addr netip.Addr) error {
 	pods := []string{}
 	for _, record := range h.carrying(addr) {

@@ -37,7 +37,8 @@ func TestUplinks(t *testing.T) {
 	}
 }
 
-// lan is the network of a link, on which another host answers for an address by its MAC, as its owner or by proxy.
+// lan is the network of a link, on which another host answers for an address by its MAC, as its
+// owner or by proxy.
 type lan struct {
 	mu       sync.Mutex
 	answers  net.HardwareAddr
@@ -110,8 +111,9 @@ func (w *lan) Run(ctx context.Context, _ func(answering.Message) bool, heard fun
 	return nil
 }
 
-// While the node that had an address last may answer for it, an ADD fails after its patience, and says for which host. The
-// runtime may try again. An ADD whose pod loses the address meanwhile ends at once.
+// While the node that had an address last may answer for it, an ADD fails after its patience, and
+// says for which host. The runtime may try again. An ADD whose pod loses the address meanwhile ends
+// at once.
 func TestADDWaits(t *testing.T) {
 	for name, c := range map[string]struct {
 		answers net.HardwareAddr
@@ -164,8 +166,8 @@ func TestADDWaits(t *testing.T) {
 	}
 }
 
-// Neither a look at the kernel nor the API's word about all pods opens an address for which the node asks: both may be older than
-// the reason for that. The API's answer to the question does.
+// Neither a look at the kernel nor the API's word about all pods opens an address for which the
+// node asks: both may be older than the reason for that. The API's answer to the question does.
 func TestOnlyTheAnswererOpens(t *testing.T) {
 	first, w := newAgent(t)
 	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
@@ -198,8 +200,9 @@ func TestOnlyTheAnswererOpens(t *testing.T) {
 	})
 }
 
-// A node that reaches neither the API server nor others closes the addresses of pods that asked for failover, and of no other
-// pod, also after a start of its agent, and answers for them again by the API's word.
+// A node that reaches neither the API server nor others closes the addresses of pods that asked for
+// failover, and of no other pod, also after a start of its agent, and answers for them again by the
+// API's word.
 func TestCutOff(t *testing.T) {
 	for name, failover := range map[string]bool{"a pod that asked": true, "another pod": false} {
 		t.Run(name, func(t *testing.T) {
@@ -262,7 +265,8 @@ func startAnswerer(t *testing.T, o Options, segment *lan, test func(t *testing.T
 	})
 }
 
-// A pod that gets its withdrawn addresses back waits until no other node answers for them, as a new one does.
+// A pod that gets its withdrawn addresses back waits until no other node answers for them, as a new
+// one does.
 func TestRestoreAsksFirst(t *testing.T) {
 	first, w := newAgent(t)
 	w.lastNode.Name = "node1"
@@ -291,7 +295,8 @@ func TestRestoreAsksFirst(t *testing.T) {
 	})
 }
 
-// What the kernel lost is put back once the other nodes were asked, whoever finds that it is missing.
+// What the kernel lost is put back once the other nodes were asked, whoever finds that it is
+// missing.
 func TestRepairAsksFirst(t *testing.T) {
 	for name, find := range map[string]func(ctx context.Context, a *Agent, key state.Key) error{
 		"repair": func(ctx context.Context, a *Agent, key state.Key) error { return a.repairs.repair(ctx, key) },
@@ -326,7 +331,8 @@ func TestRepairAsksFirst(t *testing.T) {
 	}
 }
 
-// A record whose link was not found when the agent started, or has another index since, is carried when it is compared.
+// A record whose link was not found when the agent started, or has another index since, is carried
+// when it is compared.
 func TestFollow(t *testing.T) {
 	first, w := newAgent(t)
 	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)

@@ -380,8 +380,8 @@ func TestHostPortsAreReconciled(t *testing.T) {
 	})
 }
 
-// The connections that changes concern are ended beside the calls: a reading of many delays none of them, is one
-// for all changes that came meanwhile, and is repeated after a failure.
+// The connections that changes concern are ended beside the calls: a reading of many delays none of
+// them, is one for all changes that came meanwhile, and is repeated after a failure.
 func TestConnectionsOfHostPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, f := ordinary(t)
@@ -530,7 +530,8 @@ func hostPortsOf(ports []state.HostPort) []api.HostPort {
 	return all
 }
 
-// Whatever would open a host port that is not in the pod's specification: the pod's namespace decides.
+// Whatever would open a host port that is not in the pod's specification: the pod's namespace
+// decides.
 func TestHostPortsOfNamespaces(t *testing.T) {
 	mapped := func(config string) func(*Agent, *world) {
 		return func(a *Agent, w *world) {

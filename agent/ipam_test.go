@@ -136,8 +136,8 @@ func TestIPAMOfChain(t *testing.T) {
 	}
 }
 
-// The record of an ADD keeps by which one of the API its pod holds the address, also where another program runs the plugins: of two
-// nodes the one with the newer answers.
+// The record of an ADD keeps by which one of the API its pod holds the address, also where another
+// program runs the plugins: of two nodes the one with the newer answers.
 func TestRecordOfAddress(t *testing.T) {
 	for name, add := range map[string]func(a *Agent) error{
 		"agent":  func(a *Agent) error { _, err := a.Add(t.Context(), addRequest("c")); return err },

@@ -51,9 +51,10 @@ func (l *lostRecords) end(ctx context.Context, netns string, match func(one chai
 	return matched, errors.Join(append(errs, err)...)
 }
 
-// A reboot of the node ends its kernel's state and, with it, the records (state.EndBoot). Files on disk
-// outlive it: plugins' own, such as leases, for which package chain keeps the input of a DEL, the claims
-// of package sriov, and the journal of package settings; the last two end with a boot ID of their own.
+// A reboot of the node ends its kernel's state and, with it, the records (state.EndBoot). Files on
+// disk outlive it: plugins' own, such as leases, for which package chain keeps the input of a DEL,
+// the claims of package sriov, and the journal of package settings; the last two end with a boot ID
+// of their own.
 
 // endAll runs the plugins' DEL for the containers that ended with their records until it
 // succeeds: containers from before the node's restart, and containers whose namespace is gone. Of

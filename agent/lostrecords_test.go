@@ -20,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// attached is an attachment of a container to a network, in the namespace that another container has now.
+// attached is an attachment of a container to a network, in the namespace that another container
+// has now.
 func attached(t *testing.T, network, id string, earlier bool) chain.Attached {
 	t.Helper()
 	n, err := chain.ParseNamed([]byte(`{"cniVersion":"1.0.0","type":"p"}`), network)

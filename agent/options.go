@@ -30,12 +30,13 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// Options of an Agent; Metrics may be nil, Shaper to limit nothing, and ConflictLog to note conflicts nowhere.
+// Options of an Agent; Metrics may be nil, Shaper to limit nothing, and ConflictLog to note
+// conflicts nowhere.
 type Options struct {
 	plan.Options
 
-	// Socket is the path of the socket on which the agent is called. It notes whether an agent has served
-	// (see [relay.Served]).
+	// Socket is the path of the socket on which the agent is called. It notes whether an agent has
+	// served (see [relay.Served]).
 	Socket  string
 	Pods    pods
 	Store   *state.Store
@@ -45,13 +46,15 @@ type Options struct {
 	Drivers       Drivers
 	// Proxied has the node believe no host that says to have an address, but other nodes.
 	Proxied bool
-	// Segment, if given, returns the network of a link, with whose other nodes this one, Node, settles which of them
-	// answers for an address. Otherwise nobody is asked.
+	// Segment, if given, returns the network of a link, with whose other nodes this one, Node, settles
+	// which of them answers for an address. Otherwise nobody is asked.
 	Segment func(link int) (answerer.Segment, error)
 	Node    answering.Node
-	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
+	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of
+	// segments, until ctx ends.
 	Unicast func(ctx context.Context, heard func(answering.Message))
-	// NodeAddresses, if given, lists the pools' addresses that the node itself has, or is about to get or to lose.
+	// NodeAddresses, if given, lists the pools' addresses that the node itself has, or is about to get
+	// or to lose.
 	NodeAddresses func() ([]netip.Addr, error)
 	// Assigned, if given, has the addresses that the node carries for itself and for Services.
 	Assigned assigned
@@ -59,7 +62,8 @@ type Options struct {
 	AgentPort int
 	// APIReachable, if given, returns an error where the API server answers nothing before ctx ends.
 	APIReachable func(ctx context.Context) error
-	// DeadMan, if given, has the node fall silent for the addresses of pods that asked for failover, where no agent runs.
+	// DeadMan, if given, has the node fall silent for the addresses of pods that asked for failover,
+	// where no agent runs.
 	DeadMan     deadMan
 	Shaper      shaper
 	ConflictLog addressconflict.Log
@@ -70,8 +74,8 @@ type Options struct {
 	TellSoon func()
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
 	Kernel func() error
-	// RefusedNeighbours, if given, counts the packets of pods that were dropped because the node would have
-	// looked for too many neighbours.
+	// RefusedNeighbours, if given, counts the packets of pods that were dropped because the node would
+	// have looked for too many neighbours.
 	RefusedNeighbours func() (uint64, error)
 	// Configuration, if given, says whether the runtime calls Berth.
 	Configuration Configuration
@@ -113,8 +117,8 @@ type pods interface {
 	// Mirror returns a static pod with the UID that its mirror has now, as the watch knows it,
 	// without blocking.
 	Mirror(pod api.Pod) api.Pod
-	// NetAdmins returns the names of a pod's containers that may change its network, as the watch knows
-	// the pod, without blocking.
+	// NetAdmins returns the names of a pod's containers that may change its network, as the watch
+	// knows the pod, without blocking.
 	NetAdmins(pod api.Pod) []string
 }
 
@@ -131,8 +135,9 @@ type plugins interface {
 	Attached() ([]chain.Attached, error)
 }
 
-// Drivers has the drivers of network types by the names that records give them. A driver that can do
-// more than every driver must implements podChecker, surveyor, uplinkChecker, linkOwner, onSegment, defended or advertiser, too.
+// Drivers has the drivers of network types by the names that records give them. A driver that can
+// do more than every driver must implements podChecker, surveyor, uplinkChecker, linkOwner,
+// onSegment, defended or advertiser, too.
 type Drivers map[string]nettype.Driver
 
 // defaultRoutes gives a container's default route to one of its interfaces. Methods are
@@ -142,8 +147,8 @@ type defaultRoutes interface {
 	Check(w defaultroute.Way) error
 }
 
-// assigned has the addresses that the node carries for itself and for Services; see package assignment. Methods are safe in parallel; Close
-// blocks for the kernel and Whose for the API.
+// assigned has the addresses that the node carries for itself and for Services; see package
+// assignment. Methods are safe in parallel; Close blocks for the kernel and Whose for the API.
 type assigned interface {
 	Has(addr netip.Addr) bool
 	Open(addr netip.Addr)
@@ -151,8 +156,8 @@ type assigned interface {
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
 }
 
-// deadMan has the node fall silent for addresses where it was not called for a time; see package deadman. Methods are safe in
-// parallel and block for the kernel only.
+// deadMan has the node fall silent for addresses where it was not called for a time; see package
+// deadman. Methods are safe in parallel and block for the kernel only.
 type deadMan interface {
 	Keep(watched map[netip.Addr]bool) (expired []netip.Addr, err error)
 	Park(watched map[netip.Addr]bool) error
@@ -160,11 +165,13 @@ type deadMan interface {
 	Err() error
 }
 
-// Configuration is the runtime's, by which it calls Berth. Its methods are safe in parallel and do not block.
+// Configuration is the runtime's, by which it calls Berth. Its methods are safe in parallel and do
+// not block.
 type Configuration interface {
 	// Ready returns an error while the runtime does not call.
 	Ready() error
-	// Called notes that it did, and Came that a pod was bound to this node, which Addressed says has an address.
+	// Called notes that it did, and Came that a pod was bound to this node, which Addressed says has
+	// an address.
 	Called()
 	Came(uid string)
 	Addressed(uid, pod string)
@@ -172,8 +179,8 @@ type Configuration interface {
 
 // policies enforces network policies. Methods are safe in parallel.
 type policies interface {
-	// Prepare comes before the first interface of a container is made, and Enforce after the
-	// last one, before anything runs in it. They block for the policies, the API server and the kernel.
+	// Prepare comes before the first interface of a container is made, and Enforce after the last one,
+	// before anything runs in it. They block for the policies, the API server and the kernel.
 	Prepare(ctx context.Context, c enforce.Container) error
 	Enforce(ctx context.Context, c enforce.Container) error
 	// Attached says that the ADD of a container is complete, and Detached that its network is
@@ -255,8 +262,8 @@ func ofPod(c enforce.Container, what string, err error) error {
 type shaper interface {
 	// Shape gives a container its limits before it runs. It blocks for the kernel.
 	Shape(ctx context.Context, c profile.Container)
-	// Soon has changes of limits, and of the containers, brought into the kernel, and Recheck all limits compared with the
-	// kernel; they return at once.
+	// Soon has changes of limits, and of the containers, brought into the kernel, and Recheck all
+	// limits compared with the kernel; they return at once.
 	Soon()
 	Recheck()
 	// Inspect returns a container's limits, and changes nothing. It blocks for the kernel.

@@ -54,8 +54,8 @@ func (d Drivers) linkOwners() map[string]linkOwner {
 	return owners
 }
 
-// removeLoose removes Berth's kernel state that belongs to no link, and logs failures: the next start of
-// the agent and CNI GC try again.
+// removeLoose removes Berth's kernel state that belongs to no link, and logs failures: the next
+// start of the agent and CNI GC try again.
 func (s *orphans) removeLoose(ctx context.Context) {
 	for name, d := range s.Drivers.linkOwners() {
 		if err := d.RemoveLoose(); err != nil {

@@ -32,16 +32,18 @@ type pluginLinks struct {
 	podLinks func(netns string) (map[string]int, error)
 }
 
-// remakeTimeout limits the plugins' DEL and ADD for an interface that is made again: the DEL of its container waits for them.
+// remakeTimeout limits the plugins' DEL and ADD for an interface that is made again: the DEL of its
+// container waits for them.
 const remakeTimeout = delTimeout
 
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// EventInterfaceLost (Warning on Pod): an interface that plugins of other projects made is not in the running pod any more, as
-	// after a restart of the node's network; the note says whether it was made again. Do: see
-	// docs/how-to/networks.md#when-an-interface-is-gone.
+	// EventInterfaceLost (Warning on Pod): an interface that plugins of other projects made is not in
+	// the running pod any more, as after a restart of the node's network; the note says whether it was
+	// made again. Do: see docs/how-to/networks.md#when-an-interface-is-gone.
 	EventInterfaceLost = "InterfaceLost"
-	// EventInterfaceRestored (Normal on Pod): plugins that failed before have made the interface again; the note has its addresses.
+	// EventInterfaceRestored (Normal on Pod): plugins that failed before have made the interface
+	// again; the note has its addresses.
 	EventInterfaceRestored = "InterfaceRestored"
 )
 
@@ -94,7 +96,8 @@ func areNoted(record *state.Container, links map[int]int) bool {
 	return true
 }
 
-// gone lists the attachments whose interface was in the container and is not, or is yet to be made again after that.
+// gone lists the attachments whose interface was in the container and is not, or is yet to be made
+// again after that.
 func gone(record *state.Container, links map[int]int) (all []int) {
 	for i, attachment := range record.Attachments {
 		if link, known := links[i]; known && (attachment.Remaking || link == 0 && attachment.Link != 0) {
@@ -172,8 +175,8 @@ func (l *pluginLinks) hasEnded(ctx context.Context, record *state.Container) boo
 	return err == nil && !alive
 }
 
-// remake has plugins make the further interfaces of a complete record again that are gone, and tells the pod, of each loss once. The
-// caller holds the container's lock.
+// remake has plugins make the further interfaces of a complete record again that are gone, and
+// tells the pod, of each loss once. The caller holds the container's lock.
 func (l *pluginLinks) remake(ctx context.Context, record *state.Container) error {
 	links, err := l.of(record)
 	if err != nil || record.Phase != state.Added {

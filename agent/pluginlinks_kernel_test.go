@@ -19,8 +19,9 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// A restart of the node's network removes interfaces that upstream's plugins made, with the links that they are on. They come back
-// with these, and no lease is left of what is gone; the first interface stays gone.
+// A restart of the node's network removes interfaces that upstream's plugins made, with the links
+// that they are on. They come back with these, and no lease is left of what is gone; the first
+// interface stays gone.
 func TestRemakeByPlugins(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	dir := t.TempDir()

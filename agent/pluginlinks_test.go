@@ -26,7 +26,8 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// inside imitates a pod's network namespace and plugins that make links there. Each ADD gives the next address.
+// inside imitates a pod's network namespace and plugins that make links there. Each ADD gives the
+// next address.
 type inside struct {
 	fakePlugins
 
@@ -94,7 +95,8 @@ func (s *inside) fail(err error) {
 	s.broken = err
 }
 
-// newInside returns an agent whose pod has the networks storage and backup beside its first one, and the ADD of the pod.
+// newInside returns an agent whose pod has the networks storage and backup beside its first one,
+// and the ADD of the pod.
 func newInside(t *testing.T) (*Agent, *world, *inside, *api.Request) {
 	t.Helper()
 	a, w := newAgent(t)
@@ -141,7 +143,8 @@ func (w *world) forget() {
 	w.log = nil
 }
 
-// Interfaces of further networks that are gone are made again, and the pod is told of each loss once and of its new addresses.
+// Interfaces of further networks that are gone are made again, and the pod is told of each loss
+// once and of its new addresses.
 func TestRemake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, s, req := newInside(t)
@@ -189,8 +192,8 @@ func TestRemake(t *testing.T) {
 	})
 }
 
-// While its plugins fail, an interface is made again at the rate of the reconciler, and its pod is told the reason once. It has no
-// addresses meanwhile: they may be another pod's.
+// While its plugins fail, an interface is made again at the rate of the reconciler, and its pod is
+// told the reason once. It has no addresses meanwhile: they may be another pod's.
 func TestRemakeFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		addErr, delErr error
@@ -348,7 +351,8 @@ func TestLinksOfOlderRecord(t *testing.T) {
 	})
 }
 
-// What an agent that was killed left half made, the next one makes again, also where an interface of the name is there.
+// What an agent that was killed left half made, the next one makes again, also where an interface
+// of the name is there.
 func TestRemakeAfterStart(t *testing.T) {
 	for name, result := range map[string]string{"before DEL": `{"cniVersion":"1.0.0"}`, "after DEL": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -376,7 +380,8 @@ func TestRemakeAfterStart(t *testing.T) {
 	}
 }
 
-// The end of a pod with a floating IP waits for no plugin that makes an interface again, and DEL leaves nothing.
+// The end of a pod with a floating IP waits for no plugin that makes an interface again, and DEL
+// leaves nothing.
 func TestEndDuringRemake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, s, req := newInside(t)

@@ -11,8 +11,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// A pod is told what it got until the watch shows that it says so, again if a user drops or changes that, and
-// never after its container or itself has gone. An agent that was started anew tells the same.
+// A pod is told what it got until the watch shows that it says so, again if a user drops or changes
+// that, and never after its container or itself has gone. An agent that was started anew tells the
+// same.
 func TestUntold(t *testing.T) {
 	for name, c := range map[string]struct {
 		before func(w *world)

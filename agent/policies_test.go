@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// The record of a pod says whether it has a floating IP, on any of its interfaces and in any phase; without a
-// record its request does. Annotations say nothing.
+// The record of a pod says whether it has a floating IP, on any of its interfaces and in any phase;
+// without a record its request does. Annotations say nothing.
 func TestPolicedFloating(t *testing.T) {
 	a, w := newAgent(t)
 	w.annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"}
@@ -70,8 +70,8 @@ func (p policySteps) Enforce(_ context.Context, c enforce.Container) error {
 	return p.unenforced
 }
 
-// Policies are prepared before a container has an interface and enforced before its ADD returns, which fails where they
-// are not.
+// Policies are prepared before a container has an interface and enforced before its ADD returns,
+// which fails where they are not.
 func TestAddEnforcesPolicies(t *testing.T) {
 	unknown := errors.New("the policies are not known")
 	for name, test := range map[string]struct {

@@ -137,9 +137,9 @@ func isRouted(record *state.Container) bool {
 	return slices.ContainsFunc(record.Addresses(), func(a api.Address) bool { return a.Routed })
 }
 
-// advertised returns the addresses of an attachment that routing daemons announce from this node, and since when the pod has
-// each: with its record complete, all that routers lead here, but none while the pod is to be Ready for it and is not. It
-// returns nil where that is not known.
+// advertised returns the addresses of an attachment that routing daemons announce from this node,
+// and since when the pod has each: with its record complete, all that routers lead here, but none
+// while the pod is to be Ready for it and is not. It returns nil where that is not known.
 func (r *records) advertised(record *state.Container, i int) map[netip.Addr]time.Time {
 	if record.Phase != state.Added || !isRouted(record) {
 		return nil
@@ -165,7 +165,8 @@ func (r *records) advertised(record *state.Container, i int) map[netip.Addr]time
 type onSegment interface {
 	// Targets lists the interface's addresses before it is set up, each with the node's link to its
 	// network, which may be made for it. Beside an error it has the addresses whose link was found.
-	// Links that were made stay until the caller calls release, which is nil for a driver that makes none.
+	// Links that were made stay until the caller calls release, which is nil for a driver that makes
+	// none.
 	Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error)
 }
 
@@ -313,7 +314,8 @@ func (r *records) onOneInterface(record *state.Container) error {
 	return nil
 }
 
-// updateAttachment changes an attachment in the record and in the store, where others may change other parts of it meanwhile.
+// updateAttachment changes an attachment in the record and in the store, where others may change
+// other parts of it meanwhile.
 func (r *records) updateAttachment(record *state.Container, i int, change func(*state.Attachment)) error {
 	change(&record.Attachments[i])
 	_, err := r.Store.Update(record.Key(), func(c *state.Container) bool {
@@ -323,7 +325,8 @@ func (r *records) updateAttachment(record *state.Container, i int, change func(*
 	return err
 }
 
-// noteNewest keeps with a complete record by which one of the API another node has asserted an address.
+// noteNewest keeps with a complete record by which one of the API another node has asserted an
+// address.
 func (r *records) noteNewest(now *state.Container, addr netip.Addr, newest answering.Version) error {
 	if now.Phase != state.Added {
 		return nil
@@ -416,8 +419,9 @@ func has(attachment *state.Attachment, addr netip.Addr) bool {
 	return slices.ContainsFunc(attachment.Addresses, func(a api.Address) bool { return a.Address == addr })
 }
 
-// asserted returns whether another node has asserted an address of the record by a newer record of the API. Until the API has said
-// that it is this node's, or the pod is gone, the answerer alone opens it.
+// asserted returns whether another node has asserted an address of the record by a newer record of
+// the API. Until the API has said that it is this node's, or the pod is gone, the answerer alone
+// opens it.
 func asserted(record *state.Container) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(record.Held)), isAsserted)
 }

@@ -34,8 +34,8 @@ type repairs struct {
 	suspects suspects
 }
 
-// surveyor is a driver that compares many interfaces by reading the kernel once: the kernel lists the pieces of
-// all pods at once only, and a list for each would cost the square of the pods.
+// surveyor is a driver that compares many interfaces by reading the kernel once: the kernel lists
+// the pieces of all pods at once only, and a list for each would cost the square of the pods.
 type surveyor interface {
 	// Survey returns CheckNode for one goroutine and for one pass over the interfaces.
 	Survey() func(i *nettype.Interface) error
@@ -114,8 +114,9 @@ func (r *repairs) repairAddresses(ctx context.Context, record *state.Container) 
 	return r.setupAgain(ctx, record, r.holdings.isAsked)
 }
 
-// filterAgain puts back the packet filters of a complete attachment, and its ways to its node's addresses: without the former the pod can send in
-// the name of others, so they wait for no API. It returns an error while other pieces are missing.
+// filterAgain puts back the packet filters of a complete attachment, and its ways to its node's
+// addresses: without the former the pod can send in the name of others, so they wait for no API. It
+// returns an error while other pieces are missing.
 func (r *repairs) filterAgain(ctx context.Context, record *state.Container, missing error) error {
 	err := r.withAddresses(ctx, record, state.Added, func(now *state.Container) error { return r.eachInterface(now, nettype.Driver.Filter) })
 	if err != nil {
@@ -160,8 +161,8 @@ func (r *repairs) repairWithdrawn(ctx context.Context, record *state.Container) 
 }
 
 // restore has the node carry the addresses of a withdrawn record again. The caller holds the
-// container's lock. As in an ADD the policies come into the kernel before the locks of the addresses are
-// taken, and a withdrawal or a newer container ends the work.
+// container's lock. As in an ADD the policies come into the kernel before the locks of the
+// addresses are taken, and a withdrawal or a newer container ends the work.
 func (r *repairs) restore(ctx context.Context, record *state.Container) error {
 	ctx, end := r.withdrawals.adds.begin(ctx, record.Key())
 	defer end()
@@ -172,7 +173,8 @@ func (r *repairs) restore(ctx context.Context, record *state.Container) error {
 	if err := r.Policies.Enforce(ctx, r.policed(restored)); err != nil {
 		return err
 	}
-	// Another node may have had them meanwhile: this one asks before it answers, by the records as they are now.
+	// Another node may have had them meanwhile: this one asks before it answers, by the records as
+	// they are now.
 	restored.Held = map[netip.Addr]state.Held{}
 	for _, addr := range addressesOf(record) {
 		_, held, err := r.Pods.Holder(ctx, addr)
@@ -216,8 +218,9 @@ func (r *repairs) restore(ctx context.Context, record *state.Container) error {
 }
 
 // setupAgain makes the missing pieces of the node's side of a complete attachment. The pod's side
-// is the pod's: a VPN takes the default route, a sandbox the addresses. Interfaces for which leave returns true stay as they are: the
-// API's word that the caller has may be older than the reason for that.
+// is the pod's: a VPN takes the default route, a sandbox the addresses. Interfaces for which leave
+// returns true stay as they are: the API's word that the caller has may be older than the reason
+// for that.
 func (r *repairs) setupAgain(ctx context.Context, record *state.Container, leave func(*nettype.Interface) bool) error {
 	return r.withAddresses(ctx, record, state.Added, func(now *state.Container) error {
 		if asserted(now) {
@@ -246,9 +249,9 @@ func (r *repairs) setupAgain(ctx context.Context, record *state.Container, leave
 	})
 }
 
-// finish undoes an ADD and completes a DEL that was interrupted or failed, takes down
-// an attachment whose container has ended, and makes interfaces again that are gone. It leaves a container to the call that works on
-// it, and ends with the agent: the next start goes on.
+// finish undoes an ADD and completes a DEL that was interrupted or failed, takes down an attachment
+// whose container has ended, and makes interfaces again that are gone. It leaves a container to the
+// call that works on it, and ends with the agent: the next start goes on.
 func (r *repairs) finish(ctx context.Context, key state.Key) error {
 	unlock, free := r.locks.TryLock(containerLock(key.ContainerID))
 	if !free {
@@ -271,8 +274,8 @@ func (r *repairs) finish(ctx context.Context, key state.Key) error {
 	return r.undo(ctx, record)
 }
 
-// survey compares every record with the kernel. Those that seem to lack something, and those that a survey cannot
-// tell of, are compared again, each by itself.
+// survey compares every record with the kernel. Those that seem to lack something, and those that a
+// survey cannot tell of, are compared again, each by itself.
 func (r *repairs) survey(ctx context.Context) error {
 	checks := r.surveyChecks()
 	r.holdings.joinUplinks(ctx)
@@ -301,8 +304,8 @@ func (r *repairs) surveyChecks() map[string]func(i *nettype.Interface) error {
 	return checks
 }
 
-// agrees returns whether the record is complete, its container is there, and all of its interfaces with addresses are complete, by the
-// drivers' checks.
+// agrees returns whether the record is complete, its container is there, and all of its interfaces
+// with addresses are complete, by the drivers' checks.
 func (r *repairs) agrees(record *state.Container, checks map[string]func(i *nettype.Interface) error) bool {
 	if record.Phase != state.Added || slices.ContainsFunc(addressesOf(record), r.holdings.conflicts.InConflict) {
 		return false

@@ -40,7 +40,8 @@ func (s surveyDriver) lacks(i *nettype.Interface) error {
 	return nil
 }
 
-// At a start the comparison of all pods reads the kernel twice, and once more for each pod that lacks something.
+// At a start the comparison of all pods reads the kernel twice, and once more for each pod that
+// lacks something.
 func TestSurvey(t *testing.T) {
 	for name, c := range map[string]struct {
 		broken string

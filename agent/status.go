@@ -23,9 +23,10 @@ type uplinkChecker interface {
 	Ready(uplink string) error
 }
 
-// Status returns ErrNotReady while the default network fails, or from the node's start until the agent knows
-// the node's pods. The answer concerns every pod of the node, so nothing else may make it fail: not an agent
-// that starts anew and may not read pods. Ready says whether the agent can serve ADD.
+// Status returns ErrNotReady while the default network fails, or from the node's start until the
+// agent knows the node's pods. The answer concerns every pod of the node, so nothing else may make
+// it fail: not an agent that starts anew and may not read pods. Ready says whether the agent can
+// serve ADD.
 func (a *Agent) Status(ctx context.Context) error { return a.serves(ctx, a.defaultNetwork) }
 
 // serves returns why STATUS fails where network says whether the network is ready.

@@ -20,16 +20,16 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Policed lists the containers whose packets network policies concern, and the running pods that have
-// none.
+// Policed lists the containers whose packets network policies concern, and the running pods that
+// have none.
 func (r *records) Policed() []enforce.Container {
 	var all []enforce.Container
 	for _, record := range r.Store.List() {
 		all = append(all, r.policed(record))
 	}
 	for _, pod := range r.Pods.Running() {
-		// Without a record its request says whether it has floating IPs: ADD gives a pod as many as it requests
-		// or fails, and nobody can change the request of a pod.
+		// Without a record its request says whether it has floating IPs: ADD gives a pod as many as it
+		// requests or fails, and nobody can change the request of a pod.
 		all = append(all, enforce.Container{Pod: pod.Pod.Pod, Addresses: pod.Addresses, Floating: pod.Wants > 0})
 	}
 	return all
@@ -59,7 +59,8 @@ func (r *records) policed(record *state.Container) enforce.Container {
 	return c
 }
 
-// addressesAt lists the addresses of an interface: its floating IPs, or else those that plugins gave it.
+// addressesAt lists the addresses of an interface: its floating IPs, or else those that plugins
+// gave it.
 func addressesAt(attachment *state.Attachment) (all []netip.Addr) {
 	for _, addr := range attachment.Addresses {
 		all = append(all, addr.Address)
@@ -100,9 +101,9 @@ func (r *records) shaped(record *state.Container) profile.Container {
 	return c
 }
 
-// Untold returns what pods of this node got from their networks and the node and do not say in their
-// annotations, as the watch has seen them. A pod with two containers says what one of them got, always
-// the same one, until the other has gone. It does not block.
+// Untold returns what pods of this node got from their networks and the node and do not say in
+// their annotations, as the watch has seen them. A pod with two containers says what one of them
+// got, always the same one, until the other has gone. It does not block.
 func (r *records) Untold(ctx context.Context) []v1alpha1.PodResult {
 	var all []v1alpha1.PodResult
 	decided := map[string]bool{}

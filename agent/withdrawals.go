@@ -33,8 +33,8 @@ type withdrawals struct {
 // superseded is the reason of a withdrawal that is final: the pod has a new container.
 const superseded = "another container of this node has the address now"
 
-// adds knows the ADDs under way and the ends of withdrawals, so that the loss of an address ends the
-// work that wires it. Methods are safe in parallel.
+// adds knows the ADDs under way and the ends of withdrawals, so that the loss of an address ends
+// the work that wires it. Methods are safe in parallel.
 type adds struct{ cancels sync.Map }
 
 // begin returns the context of an ADD and the function that its caller calls at the end.
@@ -61,8 +61,8 @@ func (s *adds) end(key state.Key, cause error) {
 	}
 }
 
-// supersede takes the record's addresses from older containers of this node, also from those that are
-// about to get them back: the API says that they are this pod's.
+// supersede takes the record's addresses from older containers of this node, also from those that
+// are about to get them back: the API says that they are this pod's.
 func (w *withdrawals) supersede(ctx context.Context, record *state.Container) error {
 	for _, old := range w.withSameAddress(record) {
 		if err := w.withdraw(ctx, old, superseded); err != nil {
@@ -131,8 +131,8 @@ func (w *withdrawals) withdrawLocked(ctx context.Context, now *state.Container, 
 	return nil
 }
 
-// claim writes the first record of an ADD, and with it takes the pod's host ports from pods
-// that have ended. It returns hostports.ErrTaken, with the holder's name, for a port of another pod.
+// claim writes the first record of an ADD, and with it takes the pod's host ports from pods that
+// have ended. It returns hostports.ErrTaken, with the holder's name, for a port of another pod.
 func (w *withdrawals) claim(ctx context.Context, record *state.Container) error {
 	ended := map[api.Pod]bool{}
 	for {

@@ -39,8 +39,9 @@ var (
 	ErrCarried = errors.New("this node carries the address: ask another one")
 )
 
-// Witness asks another node whether it lives: at its InternalIPs, on the segments of this one, and in the network of the addresses
-// who answers for these. Without a node it asks for addresses alone. It changes nothing, and blocks for about a second.
+// Witness asks another node whether it lives: at its InternalIPs, on the segments of this one, and
+// in the network of the addresses who answers for these. Without a node it asks for addresses
+// alone. It changes nothing, and blocks for about a second.
 func (w *witness) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
 	if q.Node == w.Node.Name {
 		return nil, ErrWitnessOfItself
@@ -99,9 +100,10 @@ func (w *witness) carriesNone(ctx context.Context, addrs []netip.Addr) error {
 	return nil
 }
 
-// linksOf returns the links to the network of the question's addresses, or of its gateways if there are none, where the node from now
-// on hears the others: the ones by which the node has other addresses of their subnets, else the VLAN's on all uplinks, as a pool does
-// not say which of them is its. It returns an error where the network of an address is not known to be at this node.
+// linksOf returns the links to the network of the question's addresses, or of its gateways if there
+// are none, where the node from now on hears the others: the ones by which the node has other
+// addresses of their subnets, else the VLAN's on all uplinks, as a pool does not say which of them
+// is its. It returns an error where the network of an address is not known to be at this node.
 func (w *witness) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
 	subnets, all, of := w.subnets(q.VLAN), map[int]bool{}, q.Addresses
 	if len(of) == 0 {
@@ -136,7 +138,8 @@ func (w *witness) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
 	return slices.Sorted(maps.Keys(all)), nil
 }
 
-// subnets returns the subnets of a VLAN in which the node has addresses, and the links to their networks.
+// subnets returns the subnets of a VLAN in which the node has addresses, and the links to their
+// networks.
 func (w *witness) subnets(vlan int) map[netip.Prefix]int {
 	all := map[netip.Prefix]int{}
 	for _, record := range w.Store.List() {
@@ -149,14 +152,15 @@ func (w *witness) subnets(vlan int) map[netip.Prefix]int {
 	return all
 }
 
-// Carried lists the addresses that this node may answer for: the ones of every record, unless they were
-// withdrawn and do not come back, of links without a record, and of the node itself. It asks nobody. An address of a pod that
-// the API did not have any more before the call is not carried later if it is missing here: an ADD asks
-// for the pod again after it wrote its record. Interfaces with a MAC of their own whose record was lost
-// are not seen.
+// Carried lists the addresses that this node may answer for: the ones of every record, unless they
+// were withdrawn and do not come back, of links without a record, and of the node itself. It asks
+// nobody. An address of a pod that the API did not have any more before the call is not carried
+// later if it is missing here: an ADD asks for the pod again after it wrote its record. Interfaces
+// with a MAC of their own whose record was lost are not seen.
 func (w *witness) Carried(ctx context.Context, hears bool) (*inquiry.Carried, error) {
 	all := map[netip.Addr]inquiry.CarriedAddress{}
-	// Links come before records: an ADD that begins meanwhile writes its record before it makes its link.
+	// Links come before records: an ADD that begins meanwhile writes its record before it makes its
+	// link.
 	orphans, err := w.orphans.list(nil)
 	if err != nil {
 		return nil, fmt.Errorf("look for links without a record: %w", err)
@@ -198,7 +202,8 @@ func (w *witness) Carried(ctx context.Context, hears bool) (*inquiry.Carried, er
 	return carried, nil
 }
 
-// addMACs says of a record's addresses where and by which MACs the network reaches them. What cannot be read is missing.
+// addMACs says of a record's addresses where and by which MACs the network reaches them. What
+// cannot be read is missing.
 func (w *witness) addMACs(all map[netip.Addr]inquiry.CarriedAddress, record *state.Container) {
 	for _, t := range w.toDefend(record) {
 		c := inquiry.CarriedAddress{Address: t.Address}

@@ -31,7 +31,8 @@ func TestOnlyPool(t *testing.T) {
 	for name, test := range map[string]struct {
 		request Request
 		want    string
-		// within are positions at which there are the addresses that are kept for it, and without such that have none.
+		// within are positions at which there are the addresses that are kept for it, and without such
+		// that have none.
 		within, without []int
 	}{
 		"any pool":      {request: of(func(*Request) {}), within: []int{0}},
@@ -69,7 +70,8 @@ func position(t *testing.T, i *IPAM, pool string) int {
 	return at
 }
 
-// A namespace at its quota preallocates no more, and the address that was one too many is free again.
+// A namespace at its quota preallocates no more, and the address that was one too many is free
+// again.
 func TestPreallocateWithinQuota(t *testing.T) {
 	i := open(t, newServer(), testPool("web", "10.0.70.2-10.0.70.9"))
 	owner := request("", "", v1alpha1.ReleaseRetain)
@@ -95,7 +97,8 @@ func TestPreallocateWithinQuota(t *testing.T) {
 	}
 }
 
-// A request with a claim has its addresses from the pools of the claim; from none, while there is no claim.
+// A request with a claim has its addresses from the pools of the claim; from none, while there is
+// no claim.
 func TestSourcesOfClaim(t *testing.T) {
 	claim := &v1alpha1.IPClaim{Spec: v1alpha1.IPClaimSpec{Size: 2, Pools: []string{"db"}}}
 	claim.Namespace, claim.Name, claim.UID = "shop", "web", "claim"

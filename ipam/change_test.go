@@ -49,7 +49,8 @@ func TestAreAdmittedAlike(t *testing.T) {
 	}
 }
 
-// That a full pool serves more nodes helps a pod that may preempt one there whose end frees an address for it.
+// That a full pool serves more nodes helps a pod that may preempt one there whose end frees an
+// address for it.
 func TestHelpsByPreemption(t *testing.T) {
 	kept := request("kept", "kept", v1alpha1.ReleaseRetain)
 	kept.Owner.Name, kept.Owner.UID = "db", "db"

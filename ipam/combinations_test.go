@@ -10,8 +10,8 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// The book reads each record that the API server admits: no pod gets an address that has an owner, is reserved or rests, and a
-// waiting pod is told who has it.
+// The book reads each record that the API server admits: no pod gets an address that has an owner,
+// is reserved or rests, and a waiting pod is told who has it.
 func TestCombinations(t *testing.T) {
 	s := newServer()
 	var all []*v1alpha1.FloatingIP

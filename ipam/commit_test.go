@@ -167,8 +167,8 @@ func TestPodEnded(t *testing.T) {
 	}
 }
 
-// The next holder of an address is newer than the one before, whatever the clocks of schedulers say: routers that prefer the
-// newer one then never go back.
+// The next holder of an address is newer than the one before, whatever the clocks of schedulers
+// say: routers that prefer the newer one then never go back.
 func TestSince(t *testing.T) {
 	for name, kept := range map[string]bool{"the same pod": false, "the next pod": true} {
 		t.Run(name, func(t *testing.T) {
@@ -246,8 +246,8 @@ func (p silentPods) IsNamespace(context.Context, string, string) (bool, error) {
 	return p.answer("namespace")
 }
 
-// A question that the API server does not answer is no leave to take an address: Commit writes nothing, says which question
-// it was, and is no conflict, so that the pod is tried again as it is.
+// A question that the API server does not answer is no leave to take an address: Commit writes
+// nothing, says which question it was, and is no conflict, so that the pod is tried again as it is.
 func TestCommitWithoutAnswers(t *testing.T) {
 	silent := errors.New("the API server is silent")
 	shared := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
@@ -302,8 +302,8 @@ func TestCommitWithoutAnswers(t *testing.T) {
 	}
 }
 
-// The end of an owner's pod has the controller write the address, too. Its write between Reserve and Commit
-// costs the next pod no attempt, as long as the address is still its owner's.
+// The end of an owner's pod has the controller write the address, too. Its write between Reserve
+// and Commit costs the next pod no attempt, as long as the address is still its owner's.
 func TestCommitBesideTheController(t *testing.T) {
 	of := func(pod string) Request {
 		r := request(pod, pod, v1alpha1.ReleaseRetain)

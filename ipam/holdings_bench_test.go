@@ -108,8 +108,8 @@ func benchmarkClaim(b *testing.B, n int, state string) {
 	}
 }
 
-// BenchmarkSet is what a pod of a Deployment costs that keeps addresses for one pod more than the n that run, on
-// nodes of 100 racks.
+// BenchmarkSet is what a pod of a Deployment costs that keeps addresses for one pod more than the n
+// that run, on nodes of 100 racks.
 func BenchmarkSet(b *testing.B) {
 	for _, n := range []int{30, 1000, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

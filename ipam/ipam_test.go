@@ -111,8 +111,8 @@ func TestOneWriteForANewAddressAndOneForARetainedOne(t *testing.T) {
 	}
 }
 
-// A pod that is replaced while its address is being committed leaves it to its successor, whichever of them the API server hears
-// first.
+// A pod that is replaced while its address is being committed leaves it to its successor, whichever
+// of them the API server hears first.
 func TestReplacedInCommit(t *testing.T) {
 	for name, committed := range map[string]bool{"before the commit": false, "after the commit": true} {
 		t.Run(name, func(t *testing.T) {

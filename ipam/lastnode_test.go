@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
-// The scheduler notes the node of the pod from which it takes an address, unless that pod was never bound, or
-// the node is off. Otherwise the node stays that was noted before.
+// The scheduler notes the node of the pod from which it takes an address, unless that pod was never
+// bound, or the node is off. Otherwise the node stays that was noted before.
 func TestLastNodeOfATakeover(t *testing.T) {
 	node1 := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "1"}}
 	off := node1.DeepCopy()
@@ -67,8 +67,8 @@ func ofShop(pod string, uid types.UID) Request {
 	return r
 }
 
-// An address that rests for its last node goes to pods of its namespace, where no other address is left
-// for them, and to no other pod.
+// An address that rests for its last node goes to pods of its namespace, where no other address is
+// left for them, and to no other pod.
 func TestRestForTheLastNode(t *testing.T) {
 	released := metav1.NewTime(time.Now().Add(-10 * time.Second))
 	rest := func(address string) *v1alpha1.FloatingIP {

@@ -21,8 +21,8 @@ func ofNode(name string) Request {
 	}
 }
 
-// Nodes get addresses of a pool whatever it allows namespaces, and count for no namespace's cap. No pod gets one of them, nor
-// does one whose controller is such a Node.
+// Nodes get addresses of a pool whatever it allows namespaces, and count for no namespace's cap. No
+// pod gets one of them, nor does one whose controller is such a Node.
 func TestPreallocateForNodes(t *testing.T) {
 	s := newServer()
 	pool := strictPool("storage", "10.0.70.2-10.0.70.5")

@@ -86,8 +86,8 @@ func TestPoolAnswer(t *testing.T) {
 	}
 }
 
-// Whether routers lead an address to a node, and whether the node lacks a BGP session for it, depends on the pools
-// that the pod may use, or that have an address of its own.
+// Whether routers lead an address to a node, and whether the node lacks a BGP session for it,
+// depends on the pools that the pod may use, or that have an address of its own.
 func TestRoutedPools(t *testing.T) {
 	routed := testPool("routed", "10.0.70.20-10.0.70.29")
 	routed.Spec.Gateway, routed.Spec.Mode, routed.Spec.RequireSession = "", v1alpha1.NetworkRouted, true

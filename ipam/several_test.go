@@ -229,8 +229,8 @@ func TestChangedAddresses(t *testing.T) {
 	}
 }
 
-// A pod does not get a kept address of a pool that its request does not name any more. It waits for one of a named pool, and the
-// address stays kept meanwhile.
+// A pod does not get a kept address of a pool that its request does not name any more. It waits for
+// one of a named pool, and the address stays kept meanwhile.
 func TestChangedPools(t *testing.T) {
 	inOthers := func() (*server, *IPAM) {
 		s := newServer()
@@ -315,8 +315,8 @@ func claiming(pod, uid string) Request {
 	}
 }
 
-// A pod of a claim with many addresses gets the one of a pod that has ended, although the ended pod names
-// none: it was deleted before it was bound.
+// A pod of a claim with many addresses gets the one of a pod that has ended, although the ended pod
+// names none: it was deleted before it was bound.
 func TestPodOfALargeClaimEnded(t *testing.T) {
 	i := openWith(t, newServer(), &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.200")}, claims: []*v1alpha1.IPClaim{claimOf(100)}})
 	for at := range 100 {
@@ -476,7 +476,8 @@ func TestVacated(t *testing.T) {
 // asIs confirms that an owner is as it was.
 func asIs(context.Context) error { return nil }
 
-// Nothing is asked while no address is free, and none is created for an owner that is not as it was.
+// Nothing is asked while no address is free, and none is created for an owner that is not as it
+// was.
 func TestPreallocateConfirms(t *testing.T) {
 	s := newServer()
 	claim := claimOf(9)

@@ -10,7 +10,8 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 )
 
-// Each write of each kubelet would reach a policy that matches pods/status, and pay for it before its first condition.
+// Each write of each kubelet would reach a policy that matches pods/status, and pay for it before
+// its first condition.
 func TestNoPolicyOfPodStatus(t *testing.T) {
 	policies := 0
 	for path, object := range manifests(t) {
@@ -32,7 +33,8 @@ func TestNoPolicyOfPodStatus(t *testing.T) {
 	}
 }
 
-// The component pod-defaults takes away the warning of pods without a scheduler's name by its place.
+// The component pod-defaults takes away the warning of pods without a scheduler's name by its
+// place.
 func TestFirstWarningIsOfTheScheduler(t *testing.T) {
 	for _, object := range manifests(t) {
 		policy, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)

@@ -20,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/speaker/status"
 )
 
-// counts returns whether the session is established, and its counts. It blocks for the session's other work.
+// counts returns whether the session is established, and its counts. It blocks for the session's
+// other work.
 func (p *entry) counts(ctx context.Context) (established bool, counts session.Counts) {
 	if p.session == nil {
 		return false, session.Counts{}

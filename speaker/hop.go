@@ -14,8 +14,8 @@ import (
 // unusable are the flags of addresses that may go, or are not there yet.
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED | unix.IFA_F_TEMPORARY
 
-// nextHop returns the node's IPv6 address on the link by which a router is reached over IPv4: a session over IPv4 has none
-// that IPv6 packets could be sent to. Of several it is the lowest.
+// nextHop returns the node's IPv6 address on the link by which a router is reached over IPv4: a
+// session over IPv4 has none that IPv6 packets could be sent to. Of several it is the lowest.
 func nextHop(router netip.Addr) (netip.Addr, error) {
 	routes, err := netlink.RouteGet(router.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -49,7 +49,8 @@ func sourceIn(prefix netip.Prefix) (netip.Addr, error) {
 	return source, nil
 }
 
-// lowest returns the lowest of the addresses in a prefix that the node may speak from; not valid: there is none.
+// lowest returns the lowest of the addresses in a prefix that the node may speak from; not valid:
+// there is none.
 func lowest(all []netlink.Addr, in netip.Prefix) (found netip.Addr) {
 	for i := range all {
 		addr, ok := netip.AddrFromSlice(all[i].IP)

@@ -32,13 +32,15 @@ const (
 	routerASN = 65101
 )
 
-// newRack returns a rack whose router knows two nodes, at 10.11.0.2 and 3, and 2001:db8:11::2. change may be nil.
+// newRack returns a rack whose router knows two nodes, at 10.11.0.2 and 3, and 2001:db8:11::2.
+// change may be nil.
 func newRack(t *testing.T, change func(*routing)) *rack {
 	t.Helper()
 	netnstest.Need(t)
 	r := &rack{t: t, wire: netnstest.NewWire(t), host: netnstest.New(t)}
 	r.wire.Plug(r.host, "nodes", netip.MustParsePrefix("10.11.0.1/24"), netip.MustParsePrefix("2001:db8:11::1/64"))
-	// For TTL security a router's first packet must have the greatest hop limit, too. GoBGP sees to it for IPv4 only.
+	// For TTL security a router's first packet must have the greatest hop limit, too. GoBGP sees to it
+	// for IPv4 only.
 	r.host.Run(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/nodes/hop_limit", []byte("255"), 0o644) })
 	c := routing{ASN: routerASN, ID: "10.11.0.1", Neighbours: []neighbour{{Address: "10.11.0.2", ASN: nodeASN}, {Address: "10.11.0.3", ASN: nodeASN}, {Address: "2001:db8:11::2", ASN: nodeASN}}}
 	if change != nil {
@@ -125,8 +127,8 @@ func (n *node) ready(want string) {
 
 const attributes = " 65200:70 65200:1:2"
 
-// What the node carries, and an export names, is announced while it is carried, by a process without privileges; nothing that
-// the router sends is used.
+// What the node carries, and an export names, is announced while it is carried, by a process
+// without privileges; nothing that the router sends is used.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, func(c *routing) { c.Sends = []string{"10.50.0.0/24", "10.99.0.77/32"} })
@@ -295,8 +297,8 @@ func (n *node) established() {
 	})
 }
 
-// The router keeps the paths while the speaker is killed, stopped, replaced, or gets another configuration, and until the next
-// one has announced what the node carries by then.
+// The router keeps the paths while the speaker is killed, stopped, replaced, or gets another
+// configuration, and until the next one has announced what the node carries by then.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, nil)
@@ -351,7 +353,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A BGPPeer that selects the node no more ends its session at once, with a NOTIFICATION, and the speaker is ready without one.
+// A BGPPeer that selects the node no more ends its session at once, with a NOTIFICATION, and the
+// speaker is ready without one.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, nil)
@@ -392,8 +395,9 @@ func TestRouterRestarts(t *testing.T) {
 	}
 }
 
-// With BFD a session ends when the wire is cut, long before the hold time, without a NOTIFICATION, and comes back with the wire. A
-// speaker that ends, or gets another configuration, is not lost to the router.
+// With BFD a session ends when the wire is cut, long before the hold time, without a NOTIFICATION,
+// and comes back with the wire. A speaker that ends, or gets another configuration, is not lost to
+// the router.
 func TestBFD(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, func(c *routing) { c.BFD, c.Hold = true, 3600 })

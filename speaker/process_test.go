@@ -38,8 +38,9 @@ import (
 	"github.com/berth-dev/berth/speaker/status"
 )
 
-// A network namespace is of a thread, and GoBGP dials and listens in many: speakers and routers of these tests are processes.
-// They are this program, which finds its role in the environment, and answer at a socket in their folder.
+// A network namespace is of a thread, and GoBGP dials and listens in many: speakers and routers of
+// these tests are processes. They are this program, which finds its role in the environment, and
+// answer at a socket in their folder.
 const (
 	envRole   = "BERTH_TEST_SPEAKER_ROLE"
 	envFolder = "BERTH_TEST_SPEAKER_FOLDER"
@@ -124,7 +125,8 @@ type routing struct {
 	Neighbours []neighbour
 	// Sends are prefixes that it announces.
 	Sends []string
-	// Hold is its hold time in seconds, 9 where it is 0. With BFD it watches its neighbours, and resets the session of one that is lost.
+	// Hold is its hold time in seconds, 9 where it is 0. With BFD it watches its neighbours, and
+	// resets the session of one that is lost.
 	Hold uint64
 	BFD  bool
 	// Port is where it listens, 179 where it is 0.
@@ -144,7 +146,8 @@ type heard struct {
 	Gone []string
 	// Notifications counts those that it received.
 	Notifications uint64
-	// Preserved counts the families of which its neighbours said that they forwarded before the session.
+	// Preserved counts the families of which its neighbours said that they forwarded before the
+	// session.
 	Preserved int
 }
 

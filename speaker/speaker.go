@@ -36,7 +36,8 @@ type Options struct {
 	Node string
 	// RouterID is an IPv4 address that no other node has.
 	RouterID netip.Addr
-	// Passwords is a folder with a file for each BGPPeer that has a password, by its name. It need not be there.
+	// Passwords is a folder with a file for each BGPPeer that has a password, by its name. It need not
+	// be there.
 	Passwords string
 	Metrics   *Metrics
 }
@@ -86,7 +87,8 @@ func New(o Options) *Speaker {
 	return &Speaker{Options: o, soon: wakeup.New(), bfd: bfd.New(), known: map[string]entry{}}
 }
 
-// Configure gives the speaker all BGPPeers, which it does not change, and the labels of the node. There is no session before.
+// Configure gives the speaker all BGPPeers, which it does not change, and the labels of the node.
+// There is no session before.
 func (s *Speaker) Configure(peers []*v1alpha1.BGPPeer, labels map[string]string) {
 	s.mu.Lock()
 	s.configured, s.peers, s.labels = true, slices.Clone(peers), labels
@@ -94,7 +96,8 @@ func (s *Speaker) Configure(peers []*v1alpha1.BGPPeer, labels map[string]string)
 	s.soon.Send()
 }
 
-// Run keeps the sessions as BGPPeers and table 98 say, until ctx ends. Sessions without BFD live on then: the process ends them.
+// Run keeps the sessions as BGPPeers and table 98 say, until ctx ends. Sessions without BFD live on
+// then: the process ends them.
 func (s *Speaker) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -262,7 +265,8 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 	return err
 }
 
-// watch makes BFD with a router as it is planned. Where it was another one the session was left before.
+// watch makes BFD with a router as it is planned. Where it was another one the session was left
+// before.
 func (s *Speaker) watch(p *entry, source netip.Addr) {
 	config := machine.Config{Interval: p.BFDInterval, Multiplier: p.BFDMultiplier, Multihop: p.Multihop > 1}
 	if p.watch != nil && (p.watch.Config != config || p.watch.Router != p.Peer || p.watch.Source != source) {
@@ -323,8 +327,8 @@ func (s *Speaker) password(of string) (string, error) {
 // unread is for how long the table may not have been read.
 const unread = time.Minute
 
-// Ready returns an error while the node announces nothing that it should: BGPPeers or table 98 are not known, or no router has
-// a session with it.
+// Ready returns an error while the node announces nothing that it should: BGPPeers or table 98 are
+// not known, or no router has a session with it.
 func (s *Speaker) Ready(context.Context) error {
 	s.mu.Lock()
 	configured, read, begun := s.configured, s.read, s.begun

@@ -36,7 +36,8 @@ type wire struct {
 	beside map[string]*Answerer
 	// noGateway: it is off.
 	noGateway bool
-	// strangers are the MACs of hosts that are no nodes, by the addresses that they have, or answer for where proxies is true.
+	// strangers are the MACs of hosts that are no nodes, by the addresses that they have, or answer
+	// for where proxies is true.
 	strangers map[netip.Addr]net.HardwareAddr
 	proxies   bool
 }
@@ -52,12 +53,14 @@ type host struct {
 	heard    func(answering.Message)
 	answered func(conflict.Answer)
 	claimed  func(conflict.Conflict)
-	// defends are the addresses of which it hears claims; the next try to have it hear others fails with defendErr.
+	// defends are the addresses of which it hears claims; the next try to have it hear others fails
+	// with defendErr.
 	defends   []conflict.Target
 	defendErr error
 	// out: its cable is out.
 	out bool
-	// polls counts its questions to the gateway alone, apiTries the ones whether the API server is there.
+	// polls counts its questions to the gateway alone, apiTries the ones whether the API server is
+	// there.
 	polls, apiTries int
 	// own is its address on the segment.
 	own netip.Addr
@@ -84,7 +87,8 @@ type host struct {
 	most int
 	// link is the index of its link. Another one was there before.
 	link int
-	// opened is its MAC when the segment was opened last: it hears answers to that one alone, and messages to all.
+	// opened is its MAC when the segment was opened last: it hears answers to that one alone, and
+	// messages to all.
 	opened net.HardwareAddr
 	// opens counts the tries to open it, and openErr is their error.
 	opens   int
@@ -244,7 +248,8 @@ func (h *host) Question(addrs []netip.Addr) error {
 	return nil
 }
 
-// ofStranger has the host hear the one that is no node, if that has the address. The caller holds mu.
+// ofStranger has the host hear the one that is no node, if that has the address. The caller holds
+// mu.
 func (h *host) ofStranger(addr netip.Addr, owner bool) {
 	if mac := h.wire.strangers[addr]; mac != nil && h.answered != nil && !h.out && !h.cut {
 		h.answered(conflict.Answer{Address: addr, MAC: mac, Owner: owner})
@@ -365,7 +370,8 @@ func wait(t *testing.T, a *Answerer, patience time.Duration) (time.Duration, err
 	return time.Since(began), err
 }
 
-// A node that cannot ask the API falls silent when the new holder asserts the address, before that one answers.
+// A node that cannot ask the API falls silent when the new holder asserts the address, before that
+// one answers.
 func TestNewerRecord(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		old, fresh := w.add("old"), w.add("fresh")
@@ -410,8 +416,9 @@ func TestDeadAgent(t *testing.T) {
 	})
 }
 
-// A node that is cut off from the segment denies over another network, unless it carries the address without knowing it, or is another
-// machine than the one that the record names. A UID that somebody does not know counts for any.
+// A node that is cut off from the segment denies over another network, unless it carries the
+// address without knowing it, or is another machine than the one that the record names. A UID that
+// somebody does not know counts for any.
 func TestUnicast(t *testing.T) {
 	for name, c := range map[string]struct {
 		recorded, own string
@@ -484,8 +491,8 @@ func TestWord(t *testing.T) {
 	})
 }
 
-// An address whose pieces the kernel lost is opened again by the API's word soon, and without the API when nobody else
-// answers for it.
+// An address whose pieces the kernel lost is opened again by the API's word soon, and without the
+// API when nobody else answers for it.
 func TestOpenAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		api     error
@@ -534,7 +541,8 @@ func TestCloseFails(t *testing.T) {
 	})
 }
 
-// A pod waits while the cable is out, from its start or later, until nobody answers for its address when the cable is back.
+// A pod waits while the cable is out, from its start or later, until nobody answers for its address
+// when the cable is back.
 func TestCarrierOut(t *testing.T) {
 	for name, later := range map[string]bool{"from the start": false, "later": true} {
 		t.Run(name, func(t *testing.T) {
@@ -565,8 +573,9 @@ func TestCarrierOut(t *testing.T) {
 	}
 }
 
-// A node closes its addresses when its cable is out, and one that it finds open then. When the cable is back it opens them by an
-// answer of the API that was asked for since, and by no older one.
+// A node closes its addresses when its cable is out, and one that it finds open then. When the
+// cable is back it opens them by an answer of the API that was asked for since, and by no older
+// one.
 func TestCarrierCut(t *testing.T) {
 	for name, early := range map[string]bool{"while it answers": false, "before its agent starts": true} {
 		t.Run(name, func(t *testing.T) {
@@ -713,7 +722,8 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
-// The node says which others it hears on each link, since when, and why it says nothing itself; not on a link that it has left.
+// The node says which others it hears on each link, since when, and why it says nothing itself; not
+// on a link that it has left.
 func TestHearings(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		n, other := w.add("node"), w.add("other")
@@ -748,7 +758,8 @@ func TestHearings(t *testing.T) {
 	})
 }
 
-// A node that asks for many addresses asks for their controls once: after the restart of a switch thousands of nodes ask at once.
+// A node that asks for many addresses asks for their controls once: after the restart of a switch
+// thousands of nodes ask at once.
 func TestQuestions(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		n := w.add("node")
@@ -766,8 +777,8 @@ func TestQuestions(t *testing.T) {
 	})
 }
 
-// A node that reaches nobody closes the addresses of pods that asked for it, and no others, and opens them again when it is back. In
-// peace it asks the gateway alone, and the API server never.
+// A node that reaches nobody closes the addresses of pods that asked for it, and no others, and
+// opens them again when it is back. In peace it asks the gateway alone, and the API server never.
 func TestCutOff(t *testing.T) {
 	for name, failover := range map[string]bool{"asked for failover": true, "did not": false} {
 		t.Run(name, func(t *testing.T) {

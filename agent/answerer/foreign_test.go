@@ -17,8 +17,9 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// A host that is no node, and has the address of a pod, keeps the node from answering for as long as it does, and is named after three seconds. Of a proxy
-// that is so only where another node may answer by proxy.
+// A host that is no node, and has the address of a pod, keeps the node from answering for as long
+// as it does, and is named after three seconds. Of a proxy that is so only where another node may
+// answer by proxy.
 func TestForeignHost(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 9, 9}
 	for name, c := range map[string]struct {

@@ -19,7 +19,8 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// move has the address at another node, fresh, of a version that is newer, and fails the test where both answer.
+// move has the address at another node, fresh, of a version that is newer, and fails the test where
+// both answer.
 func move(t *testing.T, old, fresh *host, b *Answerer, last string) {
 	t.Helper()
 	b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: last}})
@@ -34,7 +35,8 @@ func move(t *testing.T, old, fresh *host, b *Answerer, last string) {
 	}
 }
 
-// A link that was made anew has another index. Its addresses are asked for there, and given up there.
+// A link that was made anew has another index. Its addresses are asked for there, and given up
+// there.
 func TestLinkMadeAnew(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		old, fresh := w.add("old"), w.add("fresh")
@@ -111,8 +113,8 @@ func TestAnotherAddress(t *testing.T) {
 	})
 }
 
-// A node that cannot open its sockets, or that reads errors from them, tries again, answers on for the addresses that it has, and
-// for no others before it has asked. It says so.
+// A node that cannot open its sockets, or that reads errors from them, tries again, answers on for
+// the addresses that it has, and for no others before it has asked. It says so.
 func TestBroken(t *testing.T) {
 	for name, reads := range map[string]bool{"open": false, "read": true} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +169,8 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// A node whose kernel answers for an address that its Answerer does not know, or closed, denies nothing.
+// A node whose kernel answers for an address that its Answerer does not know, or closed, denies
+// nothing.
 func TestKernelAnswers(t *testing.T) {
 	for name, known := range map[string]bool{"unknown": false, "opened by another program": true} {
 		t.Run(name, func(t *testing.T) {
@@ -203,7 +206,8 @@ func TestKernelAnswers(t *testing.T) {
 	}
 }
 
-// Whatever anybody sends while the node is busy, only answers to questions that were asked are kept, and few for an address.
+// Whatever anybody sends while the node is busy, only answers to questions that were asked are
+// kept, and few for an address.
 func TestUnaskedAnswers(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		n, other := w.add("node"), w.add("other")
@@ -239,7 +243,8 @@ func TestUnaskedAnswers(t *testing.T) {
 	})
 }
 
-// What closes an address is known before it is closed: a repair that comes then does not open it again.
+// What closes an address is known before it is closed: a repair that comes then does not open it
+// again.
 func TestClosedIsKnown(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		old, fresh := w.add("old"), w.add("fresh")

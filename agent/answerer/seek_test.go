@@ -19,12 +19,13 @@ import (
 	"github.com/berth-dev/berth/agent/answering"
 )
 
-// A node that may be lost is asked for. Only an answer of another host than it says that this node hears anything.
+// A node that may be lost is asked for. Only an answer of another host than it says that this node
+// hears anything.
 func TestSeek(t *testing.T) {
 	macs, none := map[netip.Addr][]string{address: {"02:00:00:00:00:01"}}, map[netip.Addr][]string{}
 	for name, c := range map[string]struct {
-		// dead: the agent of the lost node; off: the node; out: the cable of the witness. gateway and third are hosts of the
-		// segment. moved: others have all addresses of the node.
+		// dead: the agent of the lost node; off: the node; out: the cable of the witness. gateway and
+		// third are hosts of the segment. moved: others have all addresses of the node.
 		dead, off, out, gateway, third, moved bool
 		want                                  Sighting
 	}{
@@ -82,8 +83,8 @@ func TestSeek(t *testing.T) {
 	}
 }
 
-// A host of one network vouches for no silence in another one, and a host that answers there for an address, as routers do for all
-// that they have routes for, is not asked.
+// A host of one network vouches for no silence in another one, and a host that answers there for an
+// address, as routers do for all that they have routes for, is not asked.
 func TestSeekInAnotherNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -125,7 +126,8 @@ func TestSeekInAnotherNetwork(t *testing.T) {
 	})
 }
 
-// Of addresses alone it says by which MACs hosts answer, of a gateway's, too, and for which links nobody can be asked.
+// Of addresses alone it says by which MACs hosts answer, of a gateway's, too, and for which links
+// nobody can be asked.
 func TestSeekAddresses(t *testing.T) {
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		n, other := w.add("node"), w.add("other")

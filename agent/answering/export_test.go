@@ -2,5 +2,6 @@
 
 package answering
 
-// Share has all nodes of the segment ask as many questions a second for addresses that they open again.
+// Share has all nodes of the segment ask as many questions a second for addresses that they open
+// again.
 func (l *Link) Share(frames int) { l.frames = frames }

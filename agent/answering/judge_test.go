@@ -14,20 +14,24 @@ import (
 // judge sees after each event which kernels answer, and fails the world where two may not.
 type judge struct {
 	w *world
-	// met is when two nodes began to hear each other, of which the first went on answering for the address.
+	// met is when two nodes began to hear each other, of which the first went on answering for the
+	// address.
 	met map[meeting]Duration
-	// heard are the pairs of nodes that heard each other at the last look, alone is since when a node hears none, nor a gateway.
+	// heard are the pairs of nodes that heard each other at the last look, alone is since when a node
+	// hears none, nor a gateway.
 	heard  map[[2]int]bool
 	joined map[[2]int]Duration
-	// asked are the pairs of nodes, and the families, of which the first one's questions came to the other at the last look.
+	// asked are the pairs of nodes, and the families, of which the first one's questions came to the
+	// other at the last look.
 	asked map[[3]int]bool
 	alone map[int]Duration
-	// unanswered is since when nobody would answer a node's controls of a family, silent since when nobody has: not while somebody
-	// would for less than the time between two, since answered.
+	// unanswered is since when nobody would answer a node's controls of a family, silent since when
+	// nobody has: not while somebody would for less than the time between two, since answered.
 	unanswered, silent, answered map[[2]int]Duration
 	// meets is since when a node's questions of a family reach hosts that are no nodes.
 	meets map[[2]int]Duration
-	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
+	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does
+	// not.
 	gateway, api, noAPI map[int]Duration
 	// on is since when a node has its carrier and runs: before, it could not see that it is cut off.
 	on map[int]Duration
@@ -37,8 +41,8 @@ type judge struct {
 	two map[string]Duration
 	// times counts what cannot be excluded.
 	times map[string]int
-	// waits is since when the node of a record could answer: it has taken the address, hears the gateway, and nobody
-	// answers. The index is the record's.
+	// waits is since when the node of a record could answer: it has taken the address, hears the
+	// gateway, and nobody answers. The index is the record's.
 	waits map[int]Duration
 	moves int
 	seen  []sight
@@ -64,7 +68,8 @@ const (
 	inReach = "in reach"
 	cutAway = "cut off while the address moved"
 	cutLong = "cut off while the address moved again"
-	// The agent of the node that began last started after the other one's had died, and its record names a later node.
+	// The agent of the node that began last started after the other one's had died, and its record
+	// names a later node.
 	neverHeard = "never heard"
 	// The last holder denied, and another node, whose agent is dead, answered three questions in vain.
 	lostThrice = "three answers got lost"
@@ -91,8 +96,8 @@ func (n *node) works() bool { return n.link != nil && !n.hung && !n.paused && n.
 
 func (j *judge) alive(n *node) { j.lives[n.index] = j.w.now }
 
-// opened notes that a node answers anew. Nothing excuses it but a clock that stood still, another node that was
-// not heard when it asked last, and frames that got lost.
+// opened notes that a node answers anew. Nothing excuses it but a clock that stood still, another
+// node that was not heard when it asked last, and frames that got lost.
 func (j *judge) opened(n *node, addr netip.Addr) {
 	has, is := j.w.strangers[addr]
 	meets, does := j.meets[[2]int{n.index, familyOf(addr)}]
@@ -171,7 +176,8 @@ func (j *judge) others(n *node) (count int) {
 	return count
 }
 
-// forgotten is how long before a node begins to doubt another one that it misses may have been taken out of the cluster.
+// forgotten is how long before a node begins to doubt another one that it misses may have been
+// taken out of the cluster.
 const forgotten = 6 * time.Minute
 
 // reach notes nodes that begin to hear each other.
@@ -231,8 +237,9 @@ func (n *node) isAlone() bool {
 	return !n.asksGateway(0) && !slices.ContainsFunc(n.world.nodes, n.hears)
 }
 
-// isUnanswered returns whether questions of a family reach neither a gateway, nor a node of which the controls ask, nor does the node
-// hear one that had an address before it and whose agent lives: a denial comes as broadcasts do, and so as answers to ARP requests.
+// isUnanswered returns whether questions of a family reach neither a gateway, nor a node of which
+// the controls ask, nor does the node hear one that had an address before it and whose agent lives:
+// a denial comes as broadcasts do, and so as answers to ARP requests.
 func (n *node) isUnanswered(family int) bool {
 	return !n.asksGateway(family) && !slices.ContainsFunc(n.world.nodes, func(other *node) bool {
 		return n.asks(other, family) && n.controls[[2]int{other.index, family}] || family == 0 && n.hears(other) && other.works() && n.succeeds(other)
@@ -265,7 +272,8 @@ func (j *judge) meet(old, other *node, family int) {
 			continue
 		}
 		young, both := other.kernel[addr]
-		// A node whose controls had no answers for less than a minute knew that its silence was worth nothing.
+		// A node whose controls had no answers for less than a minute knew that its silence was worth
+		// nothing.
 		of := [2]int{other.index, family}
 		since, alone := j.unanswered[of]
 		// Where its clock had stood still, its questions are of before.
@@ -327,7 +335,8 @@ func (j *judge) look() {
 	}
 }
 
-// waiting returns whether the record's node could answer, and nobody does. Where frames get lost it may take long.
+// waiting returns whether the record's node could answer, and nobody does. Where frames get lost it
+// may take long.
 func (j *judge) waiting(r *record) bool {
 	n := r.node
 	if n == nil || j.w.lossy || j.w.forged[r.addr] || !n.works() || !n.on() || !n.asksGateway(familyOf(r.addr)) || n.state[r.addr].pod != r.pod {
@@ -344,8 +353,8 @@ func (j *judge) waiting(r *record) bool {
 	return true
 }
 
-// patience is how long a node may wait for silence: eight questions, after the last answer. In a crowded world the other addresses of
-// the node have their turns before.
+// patience is how long a node may wait for silence: eight questions, after the last answer. In a
+// crowded world the other addresses of the node have their turns before.
 func (j *judge) patience() Duration {
 	patience := 15 * time.Second
 	if j.w.crowded {
@@ -354,8 +363,8 @@ func (j *judge) patience() Duration {
 	return patience
 }
 
-// alert is how long a node that is cut off may answer for pods that asked for failover: where the gateway was silent before, it
-// tries the API every half minute only.
+// alert is how long a node that is cut off may answer for pods that asked for failover: where the
+// gateway was silent before, it tries the API every half minute only.
 const alert = 40 * time.Second
 
 // looks fails where a node waits for too long, or has not seen for too long that it is cut off.

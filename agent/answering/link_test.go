@@ -18,8 +18,8 @@ var gateway = netip.MustParseAddr("10.0.60.254")
 // random returns the nonces of a link.
 func random() func() uint64 { return rand.New(rand.NewPCG(1, 2)).Uint64 }
 
-// A node that hears nobody answers soon for an address that it had last itself: at once where it remembers that, and after
-// three seconds where it does not. For another node's it waits a minute.
+// A node that hears nobody answers soon for an address that it had last itself: at once where it
+// remembers that, and after three seconds where it does not. For another node's it waits a minute.
 func TestAlone(t *testing.T) {
 	self, addr := Node{Name: "self"}, netip.MustParseAddr("10.0.70.5")
 	for name, c := range map[string]struct {
@@ -98,8 +98,9 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// A node with pods that asked for failover polls the gateway. It tries the API only while that is silent, calls the others only while
-// the API is, too, and closes their addresses, and no others, soon after nothing answers. A node without such pods does none of it.
+// A node with pods that asked for failover polls the gateway. It tries the API only while that is
+// silent, calls the others only while the API is, too, and closes their addresses, and no others,
+// soon after nothing answers. A node without such pods does none of it.
 func TestCutOff(t *testing.T) {
 	addr, another := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6")
 	for name, c := range map[string]struct {
@@ -184,7 +185,8 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// A node that is cut off does not begin to answer for a pod that asked for failover because it has heard nobody for a minute.
+// A node that is cut off does not begin to answer for a pod that asked for failover because it has
+// heard nobody for a minute.
 func TestCutOffAsks(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.70.5")
 	for _, failover := range []bool{false, true} {
@@ -217,7 +219,8 @@ func TestCutOffAsks(t *testing.T) {
 	}
 }
 
-// What the kernel answers for before the node may is closed, as after an ADD whose work went on when the carrier was lost.
+// What the kernel answers for before the node may is closed, as after an ADD whose work went on
+// when the carrier was lost.
 func TestAnswersTooEarly(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.70.5")
 	carried := Carry{Address: addr, Version: 5, Answers: true}
@@ -287,8 +290,9 @@ func TestWordEnds(t *testing.T) {
 	expect("it was cut off, and another host answers by now", Asking)
 }
 
-// A node that has 250 addresses when its carrier is back, and does not reach the API, asks for them in turns. A pod that starts meanwhile
-// does not wait for them, nor does an address of which the API says that it is still the node's.
+// A node that has 250 addresses when its carrier is back, and does not reach the API, asks for them
+// in turns. A pod that starts meanwhile does not wait for them, nor does an address of which the
+// API says that it is still the node's.
 func TestTurns(t *testing.T) {
 	const addresses, frames, patience = 250, 300, 16 * time.Second
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 70, byte(i)}) }
@@ -354,8 +358,9 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestVerdicts: the API's word opens an address again, 100 ms after the node has asserted it and no other node a newer record, and neither the word about a pod that had it before on this node, nor one that was
-// asked for before the agent hung, says anything.
+// TestVerdicts: the API's word opens an address again, 100 ms after the node has asserted it and no
+// other node a newer record, and neither the word about a pod that had it before on this node, nor
+// one that was asked for before the agent hung, says anything.
 func TestVerdicts(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.70.5")
 	var l *Link
@@ -442,7 +447,8 @@ func TestVerdicts(t *testing.T) {
 	opens(time.Minute, again)
 }
 
-// A denial counts if it is of the node that was asked, to this one, of its version, and answers one of its last two assertions.
+// A denial counts if it is of the node that was asked, to this one, of its version, and answers one
+// of its last two assertions.
 func TestDenials(t *testing.T) {
 	self, last, addr := Node{Name: "self", UID: "1"}, Node{Name: "last", UID: "2"}, netip.MustParseAddr("10.0.70.5")
 	for name, c := range map[string]struct {
@@ -475,8 +481,9 @@ func TestDenials(t *testing.T) {
 	}
 }
 
-// Of a newer record that another node asserts, the API is asked first. Where that does not answer within 50 ms, is not reached, or confirms
-// it, the node falls silent, and then denies. A node that was refuted keeps nobody silent again.
+// Of a newer record that another node asserts, the API is asked first. Where that does not answer
+// within 50 ms, is not reached, or confirms it, the node falls silent, and then denies. A node that
+// was refuted keeps nobody silent again.
 func TestChallenge(t *testing.T) {
 	self, other, addr := Node{Name: "self", UID: "1"}, Node{Name: "other", UID: "2"}, netip.MustParseAddr("10.0.70.5")
 	assert := Heard{Message: Message{Kind: Assert, From: other, To: self, Address: addr, Version: 9, Nonce: 7}}
@@ -535,7 +542,8 @@ func TestChallenge(t *testing.T) {
 	}
 }
 
-// On a large segment a node calls some of the others, always the same, and each of these answers many calls at once.
+// On a large segment a node calls some of the others, always the same, and each of these answers
+// many calls at once.
 func TestPeers(t *testing.T) {
 	const nodes = 1000
 	caller := NewLink(0, Node{Name: "caller"}, "mac", random())
@@ -596,7 +604,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// A node that has a newer record says so to one that asserts an older one, and not where it has been told of one that is newer still.
+// A node that has a newer record says so to one that asserts an older one, and not where it has
+// been told of one that is newer still.
 func TestOlderRecord(t *testing.T) {
 	self, other, addr := Node{Name: "self", UID: "1"}, Node{Name: "other", UID: "2"}, netip.MustParseAddr("10.0.70.5")
 	l := NewLink(0, self, "mac", random())
@@ -617,8 +626,8 @@ func TestOlderRecord(t *testing.T) {
 	}
 }
 
-// Silence of an address that another node had, and has not denied, counts after eight questions in a row with a control of its family: a
-// gateway, or a node by the address that it said.
+// Silence of an address that another node had, and has not denied, counts after eight questions in
+// a row with a control of its family: a gateway, or a node by the address that it said.
 func TestControls(t *testing.T) {
 	self, last, third := Node{Name: "self", UID: "1"}, Node{Name: "last", UID: "2"}, Node{Name: "third", UID: "3"}
 	four, six := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("2001:db8:70::5")
@@ -671,8 +680,8 @@ func TestControls(t *testing.T) {
 	}
 }
 
-// Nodes that did not answer as a control before are asked after the ones that did: whoever is on the segment can repeat what nodes said
-// that are off by now.
+// Nodes that did not answer as a control before are asked after the ones that did: whoever is on
+// the segment can repeat what nodes said that are off by now.
 func TestControlsThatAnswer(t *testing.T) {
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 60, byte(i)}) }
 	const off, alive = 6, 7

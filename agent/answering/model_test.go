@@ -16,8 +16,9 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// TestModel runs worlds in which everything fails, and fails where two nodes answer for an address for longer than
-// promised, or the node of the record does not when all is well again. Each world is an hour.
+// TestModel runs worlds in which everything fails, and fails where two nodes answer for an address
+// for longer than promised, or the node of the record does not when all is well again. Each world
+// is an hour.
 func TestModel(t *testing.T) {
 	seed, worlds := seedtest.Seed(t), seedtest.Draws(t, 60, 300)
 	var group sync.WaitGroup
@@ -90,11 +91,12 @@ func (w *world) hour() {
 	}
 	w.run(unrest + 10*time.Minute)
 	w.heal()
-	// The agents see the API again, those of other nodes fall silent, and eight questions have no answer.
+	// The agents see the API again, those of other nodes fall silent, and eight questions have no
+	// answer.
 	w.run(w.now + 20*time.Second)
 	w.judgePeace(func(r *record) bool { return w.gateway || !w.lossy || familyOf(r.addr) == 0 && w.others(r.node) > 1 })
-	// Where frames get lost one node alone may be the control, of IPv6 or because all others are off: eight answers in a row may take
-	// long, and a minute at most.
+	// Where frames get lost one node alone may be the control, of IPv6 or because all others are off:
+	// eight answers in a row may take long, and a minute at most.
 	w.run(w.now + 80*time.Second)
 	w.judgePeace(func(*record) bool { return true })
 	w.run(time.Hour)
@@ -359,7 +361,8 @@ func (w *world) loseAPI(d time.Duration) {
 	})
 }
 
-// loseCarrier cuts the cable. The kernel drops proxy entries; of a cut of less than a second it may not learn.
+// loseCarrier cuts the cable. The kernel drops proxy entries; of a cut of less than a second it may
+// not learn.
 func (n *node) loseCarrier(d time.Duration) {
 	w := n.world
 	if !n.carrier {

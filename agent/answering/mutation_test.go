@@ -9,8 +9,9 @@ import (
 	"github.com/berth-dev/berth/ipam/mutationtest"
 )
 
-// mutations are errors that TestModel has to find. Each replaces code of link.go, or of peers.go. seed is of a world that finds it; where
-// link.go or the worlds have changed, others are tried. It is 0 where the package's other tests find it.
+// mutations are errors that TestModel has to find. Each replaces code of link.go, or of peers.go.
+// seed is of a world that finds it; where link.go or the worlds have changed, others are tried. It
+// is 0 where the package's other tests find it.
 var mutations = []struct {
 	name, old, new string
 	seed           uint64

@@ -11,8 +11,8 @@ import (
 	. "github.com/berth-dev/berth/agent/answering"
 )
 
-// A node that was deaf calls the others by its new MAC, and begins its questions anew: answers may have been lost, and the API's word
-// of before may be older than the loss.
+// A node that was deaf calls the others by its new MAC, and begins its questions anew: answers may
+// have been lost, and the API's word of before may be older than the loss.
 func TestDeaf(t *testing.T) {
 	self, taken, again := Node{Name: "self"}, netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6")
 	l := NewLink(0, self, "old", random())

@@ -15,8 +15,8 @@ import (
 	. "github.com/berth-dev/berth/agent/answering"
 )
 
-// A world has nodes on a segment, an API server, people that delete pods, and all that can fail. Time is
-// virtual. A world of a seed always does the same.
+// A world has nodes on a segment, an API server, people that delete pods, and all that can fail.
+// Time is virtual. A world of a seed always does the same.
 type world struct {
 	*rand.Rand
 	now     Duration
@@ -38,9 +38,11 @@ type world struct {
 	apiUp   bool
 	// forged: somebody has asserted the address who may not.
 	forged map[netip.Addr]bool
-	// recorded are messages that were on the segment: whoever is there may repeat them, in any order, at any time.
+	// recorded are messages that were on the segment: whoever is there may repeat them, in any order,
+	// at any time.
 	recorded []Message
-	// stranger, if given, decides when hosts that are no nodes have addresses of pods; strangers are since when they do.
+	// stranger, if given, decides when hosts that are no nodes have addresses of pods; strangers are
+	// since when they do.
 	stranger  *rand.Rand
 	strangers map[netip.Addr]Duration
 	lost      map[[2]int]int
@@ -143,11 +145,13 @@ type node struct {
 	carrier bool
 	// group has the ports of the switch that reach each other; a negative one is alone.
 	group int
-	// unlisted: the switch passes no multicast of IPv6 to the node's port, nor from it (RFC 4541 without a querier).
+	// unlisted: the switch passes no multicast of IPv6 to the node's port, nor from it (RFC 4541
+	// without a querier).
 	unlisted bool
 	// away is when the node was taken out of the cluster for good, zero where it is there.
 	away Duration
-	// api: the node reaches the API server, if that is up. told: its agent's watches go on, or not, as that is.
+	// api: the node reaches the API server, if that is up. told: its agent's watches go on, or not, as
+	// that is.
 	api, told bool
 	// kernel has the addresses for which it answers, with the time since when.
 	kernel map[netip.Addr]answers
@@ -158,7 +162,8 @@ type node struct {
 	said map[netip.Addr]Duration
 	// forger: it has asserted an address that was not its own.
 	forger bool
-	// knows is when the last call of this node was that another one answered, calls are when they were, by their nonces.
+	// knows is when the last call of this node was that another one answered, calls are when they
+	// were, by their nonces.
 	knows map[int]Duration
 	calls map[uint64]Duration
 	// controls are the nodes, and the families, of which its last control asked.
@@ -271,7 +276,8 @@ func (n *node) asks(other *node, family int) bool {
 	return n.hears(other) && (family == 0 || !n.unlisted && !other.unlisted)
 }
 
-// asksGateway returns whether the node and the segment's gateway reach each other by questions of a family.
+// asksGateway returns whether the node and the segment's gateway reach each other by questions of a
+// family.
 func (n *node) asksGateway(family int) bool {
 	return n.world.gateway && n.on() && n.group == 0 && (family == 0 || !n.unlisted)
 }
@@ -382,7 +388,8 @@ func (n *node) askGateways() {
 	}
 }
 
-// control notes of which nodes a control asked; that of the gateway alone says nothing of them, nor does one of the other family.
+// control notes of which nodes a control asked; that of the gateway alone says nothing of them, nor
+// does one of the other family.
 func (n *node) control(addresses []netip.Addr) {
 	asks, asked := map[[2]int]bool{}, [2]bool{}
 	for i, other := range n.world.nodes {

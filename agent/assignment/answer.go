@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// Answerer settles with the other nodes of a network which of them answers for an address. It calls Open, Close and Whose of the
-// Carrier. Its methods are safe in parallel, and Wait alone may block.
+// Answerer settles with the other nodes of a network which of them answers for an address. It calls
+// Open, Close and Whose of the Carrier. Its methods are safe in parallel, and Wait alone may block.
 type Answerer interface {
 	Take(h answerer.Holding)
 	Carry(h answerer.Holding, answers bool, newest answering.Version)
@@ -34,17 +34,20 @@ type Answerer interface {
 const holder = "NodeAssignment"
 
 const (
-	// quiet is for how long nobody is told that another node is to fall silent first: it does so in less than a second.
+	// quiet is for how long nobody is told that another node is to fall silent first: it does so in
+	// less than a second.
 	quiet = 10 * time.Second
-	// foreignAfter is when the Answerer has said whether a host outside of the cluster has the address.
+	// foreignAfter is when the Answerer has said whether a host outside of the cluster has the
+	// address.
 	foreignAfter = answering.ConflictAfter + time.Second
 )
 
 // errWaits is of an address that another node may answer for, or that is another node's by now.
 var errWaits = errors.New("not yet")
 
-// settle tells the Answerer of an address that is to be carried, and has it ask others. It returns the other host that has it, or an error with
-// errWaits while this node may not answer for it. The caller holds the lock of the address.
+// settle tells the Answerer of an address that is to be carried, and has it ask others. It returns
+// the other host that has it, or an error with errWaits while this node may not answer for it. The
+// caller holds the lock of the address.
 func (c *Carrier) settle(ctx context.Context, t *taking) (other *conflict.Conflict, err error) {
 	if !t.isOnLink() {
 		c.leave(t.addr)
@@ -103,8 +106,9 @@ func (c *Carrier) Has(addr netip.Addr) bool {
 // Open has the node carry an address for which it may answer now. It returns at once.
 func (c *Carrier) Open(netip.Addr) { c.opened.Send() }
 
-// Close has the node not answer for an address any more, which another node may have, also while its link has no carrier: the kernel would answer
-// as soon as it is back, before another node is asked. It blocks for the kernel.
+// Close has the node not answer for an address any more, which another node may have, also while
+// its link has no carrier: the kernel would answer as soon as it is back, before another node is
+// asked. It blocks for the kernel.
 func (c *Carrier) Close(ctx context.Context, addr netip.Addr) error {
 	carriage, given := c.given.Get(addr)
 	if !given {
@@ -131,7 +135,8 @@ func (c *Carrier) stop(ctx context.Context, addr netip.Addr, carriage carriage, 
 	return nil
 }
 
-// Whose asks the API whether the address is the node's to carry. One that is not, the Carrier leaves.
+// Whose asks the API whether the address is the node's to carry. One that is not, the Carrier
+// leaves.
 func (c *Carrier) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
 	carriage, given := c.given.Get(addr)
 	if !given {

@@ -164,7 +164,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// The FloatingIP says whose an address is. One that is another's is given up; without an answer nothing changes.
+// The FloatingIP says whose an address is. One that is another's is given up; without an answer
+// nothing changes.
 func TestWhose(t *testing.T) {
 	last := answering.Node{Name: "node2"}
 	for name, test := range map[string]struct {

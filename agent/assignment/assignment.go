@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package assignment has a node carry the addresses that its NodeAssignment gives it, for itself or
-// for Services, and writes there what pods of the node are to be told. It watches that one object. Before the
-// node takes an address, it asks its FloatingIP, which alone says whose the address is, and then the network: other hosts, and the
-// other nodes by package answerer, as for the addresses of pods. It brings
-// back what others take away, and removes addresses that are assigned no more. While the API server has not told
-// the NodeAssignment since the start, and when the agent ends, all stays as it is.
+// for Services, and writes there what pods of the node are to be told. It watches that one object.
+// Before the node takes an address, it asks its FloatingIP, which alone says whose the address is,
+// and then the network: other hosts, and the other nodes by package answerer, as for the addresses
+// of pods. It brings back what others take away, and removes addresses that are assigned no more.
+// While the API server has not told the NodeAssignment since the start, and when the agent ends,
+// all stays as it is.
 package assignment
 
 import (
@@ -39,12 +40,14 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// EventNodeAddressNotPut (Warning on Node): the node does not have an address that a pool gives it, for the reason in the note. The
-// agent tries again. Do: see docs/how-to/node-addresses.md#when-the-node-does-not-have-it.
+// EventNodeAddressNotPut (Warning on Node): the node does not have an address that a pool gives it,
+// for the reason in the note. The agent tries again. Do: see
+// docs/how-to/node-addresses.md#when-the-node-does-not-have-it.
 const EventNodeAddressNotPut = "NodeAddressNotPut"
 
-// EventServiceAddressNotCarried (Warning on Node): the node does not carry the address of a Service that berth-controller gave it to
-// carry, for the reason in the note. The agent tries again. Do: as the note says.
+// EventServiceAddressNotCarried (Warning on Node): the node does not carry the address of a Service
+// that berth-controller gave it to carry, for the reason in the note. The agent tries again. Do: as
+// the note says.
 const EventServiceAddressNotCarried = "ServiceAddressNotCarried"
 
 const (
@@ -68,29 +71,35 @@ type Options struct {
 	Uplink func() (string, error)
 	// Services has the kernel carry addresses of Services.
 	Services *wire.Wirer
-	// Tell records a warning about the node: [EventNodeAddressNotPut], or [EventServiceAddressNotCarried].
+	// Tell records a warning about the node: [EventNodeAddressNotPut], or
+	// [EventServiceAddressNotCarried].
 	Tell func(event string, problem error)
 	// Answerer is set before Run.
 	Answerer Answerer
-	// Follows, if given, returns whether pods leave from the ports of a NodeAssignment. It blocks for the kernel.
+	// Follows, if given, returns whether pods leave from the ports of a NodeAssignment. It blocks for
+	// the kernel.
 	Follows func(*v1alpha1.NodeAssignment) bool
-	// Looked, if given, is told that the node may have other addresses than before, or another NodeAssignment. It does not block.
+	// Looked, if given, is told that the node may have other addresses than before, or another
+	// NodeAssignment. It does not block.
 	Looked func()
 }
 
-// Records asks the API server about FloatingIPs, and notes conflicts there. Methods block for some requests.
+// Records asks the API server about FloatingIPs, and notes conflicts there. Methods block for some
+// requests.
 type Records interface {
-	// OwnsAddress returns the record by which this node itself has the address, and ServesAddress the one by which it carries the
-	// address for a Service, or for pods that leave by it. Their error is podinfo.ErrNotCarrier where the FloatingIP does not say so.
+	// OwnsAddress returns the record by which this node itself has the address, and ServesAddress the
+	// one by which it carries the address for a Service, or for pods that leave by it. Their error is
+	// podinfo.ErrNotCarrier where the FloatingIP does not say so.
 	OwnsAddress(ctx context.Context, addr netip.Addr) (podinfo.Record, error)
 	ServesAddress(ctx context.Context, addr netip.Addr) (podinfo.Record, error)
-	// ReportConflict and ClearConflict note whether a host outside of the cluster has an address. The pod is none for an
-	// address of the node itself.
+	// ReportConflict and ClearConflict note whether a host outside of the cluster has an address. The
+	// pod is none for an address of the node itself.
 	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
 	ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error
 }
 
-// Carrier has the node carry its addresses. Run is called once; the other methods may be called in parallel, and return at once.
+// Carrier has the node carry its addresses. Run is called once; the other methods may be called in
+// parallel, and return at once.
 type Carrier struct {
 	Options
 
@@ -98,8 +107,8 @@ type Carrier struct {
 	soon     wakeup.Signal
 	opened   wakeup.Signal
 	untold   wakeup.Signal
-	// locks are of addresses whose part of the kernel changes, given the addresses that the Answerer was told of, and carried the links of
-	// the ones that the node carries.
+	// locks are of addresses whose part of the kernel changes, given the addresses that the Answerer
+	// was told of, and carried the links of the ones that the node carries.
 	locks     keylock.Locks
 	given     locked.Map[netip.Addr, carriage]
 	carried   locked.Map[netip.Addr, carried]
@@ -123,7 +132,8 @@ type memory struct {
 	// inUse is the problem of an address that another host has, which is asked again at again.
 	inUse error
 	again time.Time
-	// record is the FloatingIP's, and waits is since when the node waits for others, zero where it does not.
+	// record is the FloatingIP's, and waits is since when the node waits for others, zero where it
+	// does not.
 	record podinfo.Record
 	waits  time.Time
 }
@@ -174,8 +184,8 @@ func (c *Carrier) announceOnce(ctx context.Context, addr netip.Addr) (carried bo
 	return true, at.announce(at.link)
 }
 
-// Run carries the addresses until the context ends; the node has them after that, too. Its caller runs it in the network
-// namespace of the node.
+// Run carries the addresses until the context ends; the node has them after that, too. Its caller
+// runs it in the network namespace of the node.
 func (c *Carrier) Run(ctx context.Context) error {
 	registration, err := c.watch()
 	if err != nil {
@@ -255,8 +265,8 @@ func (c *Carrier) look(ctx context.Context) {
 	}
 }
 
-// Assignment returns the node's NodeAssignment as the watch has it, nil where there is none, and false while the watch has not told
-// since the start.
+// Assignment returns the node's NodeAssignment as the watch has it, nil where there is none, and
+// false while the watch has not told since the start.
 func (c *Carrier) Assignment() (assignment *v1alpha1.NodeAssignment, known bool) {
 	// In this order: it may be told in between.
 	known = c.informer.HasSynced()
@@ -295,7 +305,8 @@ type carriage interface {
 	isOnLink() bool
 	// found notes which other host has it, nil for none, and returns an error about one.
 	found(ctx context.Context, other *conflict.Conflict) error
-	// check returns an error where the node cannot carry it on the link, as far as can be seen before, once it is marked.
+	// check returns an error where the node cannot carry it on the link, as far as can be seen before,
+	// once it is marked.
 	check(link int) error
 	// put has the node carry it on the link once it is marked.
 	put(link int) error
@@ -336,8 +347,8 @@ func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 	return all
 }
 
-// carry has the node carry these addresses and none else with Berth's mark. It returns the ones that it carries and the ones that
-// it does not.
+// carry has the node carry these addresses and none else with Berth's mark. It returns the ones
+// that it carries and the ones that it does not.
 func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.NodeAssignmentStatus, err error) {
 	left, err := c.removeOthers(ctx, all)
 	if err == nil {
@@ -378,7 +389,8 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 	return status, left
 }
 
-// removeOthers takes all addresses with Berth's mark from the node but these. It returns with left what stays on it.
+// removeOthers takes all addresses with Berth's mark from the node but these. It returns with left
+// what stays on it.
 func (c *Carrier) removeOthers(ctx context.Context, all []wanted) (left, err error) {
 	marked, err := nodeaddress.List()
 	if err != nil {
@@ -430,7 +442,8 @@ type taking struct {
 	err    error
 }
 
-// begin returns nil if the address, which it marks, is the node's to carry. Otherwise it ends the mark.
+// begin returns nil if the address, which it marks, is the node's to carry. Otherwise it ends the
+// mark.
 func (c *Carrier) begin(ctx context.Context, t *taking) error {
 	var err error
 	if t.uplink, err = c.Uplink(); err != nil {
@@ -449,15 +462,16 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 	if err := t.check(t.at); err != nil {
 		return errors.Join(err, c.stop(ctx, t.addr, t.carriage, true))
 	}
-	// If somebody took it from the node, the API server need not be asked; if the node gave it to another one, it is.
+	// If somebody took it from the node, the API server need not be asked; if the node gave it to
+	// another one, it is.
 	if t.isOnLink() && !t.has {
 		t.confirmed = c.Has(t.addr)
 	}
 	if t.has || t.confirmed {
 		return nil
 	}
-	// After the mark, because the NodeAssignment may be older: whoever gives the address to another holder writes the FloatingIP
-	// first, and then asks this node for its marks.
+	// After the mark, because the NodeAssignment may be older: whoever gives the address to another
+	// holder writes the FloatingIP first, and then asks this node for its marks.
 	if t.record, err = t.ask(ctx); err != nil {
 		return errors.Join(err, t.unmark())
 	}
@@ -467,8 +481,8 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 // errInUse is of an address that another host has.
 var errInUse = errors.New("another host has it")
 
-// isQuiet returns whether nobody is told yet that the node does not carry the address: another one is to fall silent first, or the
-// NodeAssignment to follow the FloatingIP.
+// isQuiet returns whether nobody is told yet that the node does not carry the address: another one
+// is to fall silent first, or the NodeAssignment to follow the FloatingIP.
 func (c *Carrier) isQuiet(t *taking) bool {
 	if !errors.Is(t.err, errWaits) && !errors.Is(t.err, podinfo.ErrNotCarrier) {
 		t.waits = time.Time{}
@@ -482,7 +496,8 @@ func (c *Carrier) isQuiet(t *taking) bool {
 	return time.Since(t.waits) < quiet
 }
 
-// take has the node carry the address, as soon as no other node answers for it, unless another host has it.
+// take has the node carry the address, as soon as no other node answers for it, unless another host
+// has it.
 func (c *Carrier) take(ctx context.Context, t *taking) error {
 	if time.Now().Before(t.again) {
 		return t.refuse()
@@ -532,7 +547,8 @@ func (c *Carrier) put(ctx context.Context, t *taking) (other *conflict.Conflict,
 	return nil, nil
 }
 
-// refuse has the node not take the address, which another host has. The mark of one that was the node's before stays.
+// refuse has the node not take the address, which another host has. The mark of one that was the
+// node's before stays.
 func (t *taking) refuse() error {
 	if t.confirmed {
 		return t.inUse
@@ -543,7 +559,8 @@ func (t *taking) refuse() error {
 // messageSize is the most of a message that a NodeAssignment takes.
 const messageSize = 1024
 
-// tell records an event about a new problem of an address. It returns the problem for the NodeAssignment.
+// tell records an event about a new problem of an address. It returns the problem for the
+// NodeAssignment.
 func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
 	event, text := t.problem(t.err)
 	if text != t.told {
@@ -564,7 +581,8 @@ func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
 	return refused
 }
 
-// report writes the addresses that the node carries, and the ones that it does not, if they changed.
+// report writes the addresses that the node carries, and the ones that it does not, if they
+// changed.
 func (c *Carrier) report(ctx context.Context, seen *v1alpha1.NodeAssignment, status v1alpha1.NodeAssignmentStatus) error {
 	if slices.Equal(seen.Status.Carried, status.Carried) && slices.Equal(seen.Status.Refused, status.Refused) && seen.Status.ObservedGeneration == status.ObservedGeneration {
 		return nil

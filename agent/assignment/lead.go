@@ -11,7 +11,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// sharesPorts returns whether the node has, or leads to others, ports of addresses that nodes share.
+// sharesPorts returns whether the node has, or leads to others, ports of addresses that nodes
+// share.
 func sharesPorts(a *v1alpha1.NodeAssignment) bool {
 	return len(a.Spec.Claims) > 0 || slices.ContainsFunc(a.Spec.Addresses, func(a v1alpha1.AssignedAddress) bool { return a.Use == v1alpha1.UseEgress })
 }
@@ -28,8 +29,8 @@ func leadOf(assignment *v1alpha1.NodeAssignment, a *v1alpha1.AssignedAddress, ad
 	return l
 }
 
-// lead has the kernel lead packets to other nodes, also to addresses for which the node does not answer yet: that does no harm, and
-// nothing is lost when it begins to.
+// lead has the kernel lead packets to other nodes, also to addresses for which the node does not
+// answer yet: that does no harm, and nothing is lost when it begins to.
 func (c *Carrier) lead(all []wanted) error {
 	var leads []egress.Lead
 	for _, w := range all {

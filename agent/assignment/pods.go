@@ -26,8 +26,9 @@ const (
 // TellSoon has TellPods compare soon. It does not block.
 func (c *Carrier) TellSoon() { c.untold.Send() }
 
-// TellPods keeps in the status of the NodeAssignment what pods of the node do not say yet, as untold
-// returns it, until the context ends. berth-controller has the pods say it. Run must run, too.
+// TellPods keeps in the status of the NodeAssignment what pods of the node do not say yet, as
+// untold returns it, until the context ends. berth-controller has the pods say it. Run must run,
+// too.
 func (c *Carrier) TellPods(ctx context.Context, untold func(context.Context) []v1alpha1.PodResult) error {
 	ticker := time.NewTicker(resync)
 	defer ticker.Stop()
@@ -60,8 +61,8 @@ func (c *Carrier) tellPods(ctx context.Context, untold []v1alpha1.PodResult) err
 	return c.patch(ctx, seen, map[string]any{"pods": told})
 }
 
-// fitting returns the results that one object takes, the shortest first: a pod that gets much, or on which
-// nothing can be written, keeps no other from being told. It is never nil. Pure.
+// fitting returns the results that one object takes, the shortest first: a pod that gets much, or
+// on which nothing can be written, keeps no other from being told. It is never nil. Pure.
 func fitting(all []v1alpha1.PodResult) []v1alpha1.PodResult {
 	sizes := map[types.UID]int{}
 	for i := range all {

@@ -32,7 +32,8 @@ func results(n, size int) (all []v1alpha1.PodResult) {
 	return all
 }
 
-// However many pods are to be told, and however much, the object can be written, and all are told in the end.
+// However many pods are to be told, and however much, the object can be written, and all are told
+// in the end.
 func TestFitting(t *testing.T) {
 	for name, test := range map[string]struct {
 		all   []v1alpha1.PodResult
@@ -131,7 +132,8 @@ func onNode(t *testing.T, test func(t *testing.T, n *node)) {
 	})
 }
 
-// What pods are to be told is in the NodeAssignment as soon as there is one, and goes once they say it.
+// What pods are to be told is in the NodeAssignment as soon as there is one, and goes once they say
+// it.
 func TestTellPods(t *testing.T) {
 	onNode(t, func(t *testing.T, n *node) {
 		n.say(results(2, 5)...)
@@ -172,7 +174,8 @@ func TestTellAgain(t *testing.T) {
 	})
 }
 
-// The addresses of the node are looked at after changes of theirs, and not each time that a pod is told something.
+// The addresses of the node are looked at after changes of theirs, and not each time that a pod is
+// told something.
 func TestChanged(t *testing.T) {
 	before := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
 	for name, test := range map[string]struct {

@@ -57,7 +57,8 @@ func (o own) problem(err error) (event, text string) {
 	return EventNodeAddressNotPut, fmt.Sprintf("The node does not have %s, which its pool gives it: %v", o.Address, err)
 }
 
-// service is an address of a Service, whose packets kube-proxy leads to its pods; or with lead one by which pods of several nodes leave.
+// service is an address of a Service, whose packets kube-proxy leads to its pods; or with lead one
+// by which pods of several nodes leave.
 type service struct {
 	c *Carrier
 	wire.Service
@@ -77,7 +78,8 @@ func (s service) check(link int) error {
 	return s.c.Services.CheckService(s.Service, link)
 }
 
-// put has the node carry the address. A part that was made before an error goes with the next attempt, or with the assignment.
+// put has the node carry the address. A part that was made before an error goes with the next
+// attempt, or with the assignment.
 func (s service) put(link int) error {
 	if err := s.isForeign(); err != nil {
 		return errors.Join(err, s.c.Services.StopService(s.Address))
@@ -100,7 +102,8 @@ func (s service) ask(ctx context.Context) (podinfo.Record, error) {
 
 func (s service) stop() error { return s.c.Services.StopService(s.Address) }
 
-// found tells berth-controller by the NodeAssignment only: no FloatingIP of a Service names a node that may write its status.
+// found tells berth-controller by the NodeAssignment only: no FloatingIP of a Service names a node
+// that may write its status.
 func (s service) found(_ context.Context, other *conflict.Conflict) error {
 	if other == nil {
 		return nil
@@ -120,11 +123,13 @@ func (s service) problem(err error) (event, text string) {
 	return EventServiceAddressNotCarried, fmt.Sprintf("The node does not carry %s for its %s: %v", s.Address, holder, err)
 }
 
-// ipvsLink is the link on which kube-proxy in mode ipvs has the addresses of all Services, on every node.
+// ipvsLink is the link on which kube-proxy in mode ipvs has the addresses of all Services, on every
+// node.
 const ipvsLink = "kube-ipvs0"
 
-// isForeign returns an error where the node has the address for itself, or would have it: nodes that do not carry it would answer for it, and
-// every program of the node that listens on all addresses.
+// isForeign returns an error where the node has the address for itself, or would have it: nodes
+// that do not carry it would answer for it, and every program of the node that listens on all
+// addresses.
 func (s service) isForeign() error {
 	if s.Routed {
 		return nil

@@ -11,7 +11,8 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 )
 
-// Plugins run as root: what a tenant writes runs only allowed ones, and leads them to no file or device of the node.
+// Plugins run as root: what a tenant writes runs only allowed ones, and leads them to no file or
+// device of the node.
 func TestAllowed(t *testing.T) {
 	const all, named = AnyPlugin, "app"
 	for name, c := range map[string]struct {

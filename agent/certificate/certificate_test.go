@@ -140,7 +140,8 @@ func (b *bed) start() (k *Keeper, stop func()) {
 	}
 }
 
-// isHeard returns whether a node that believes the authority hears a Keeper's node, and by its own name.
+// isHeard returns whether a node that believes the authority hears a Keeper's node, and by its own
+// name.
 func (b *bed) isHeard(k *Keeper, by *agentca.Authority) bool {
 	b.t.Helper()
 	codec, err := k.Codec()
@@ -159,7 +160,8 @@ func (b *bed) isHeard(k *Keeper, by *agentca.Authority) bool {
 	return err == nil && messages[0].From == node
 }
 
-// A node gets its certificate, keeps it over a restart of the agent, and renews it long before it ends. Only root reads the file.
+// A node gets its certificate, keeps it over a restart of the agent, and renews it long before it
+// ends. Only root reads the file.
 func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
@@ -248,7 +250,8 @@ func TestReplacement(t *testing.T) {
 	})
 }
 
-// What is refused, or not signed, is asked for again, and less and less often: requests stay at the API server for a day.
+// What is refused, or not signed, is asked for again, and less and less often: requests stay at the
+// API server for a day.
 func TestAsksAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		fails, refuses error
@@ -284,7 +287,8 @@ func TestAsksAgain(t *testing.T) {
 	}
 }
 
-// A file that is another node's, as after a machine was made again, or that nobody can read, is replaced. A clock that is wrong is told.
+// A file that is another node's, as after a machine was made again, or that nobody can read, is
+// replaced. A clock that is wrong is told.
 func TestFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)

@@ -30,7 +30,8 @@ import (
 	"github.com/berth-dev/berth/ipam/agentca/signer"
 )
 
-// cluster has the controller's signer and some agents, whose kubelets bring them the ConfigMap late.
+// cluster has the controller's signer and some agents, whose kubelets bring them the ConfigMap
+// late.
 type cluster struct {
 	t       *testing.T
 	kube    kubernetes.Interface
@@ -156,8 +157,9 @@ func (c *cluster) empty(kind string) {
 	}
 }
 
-// While an authority is replaced, and when the old one is not believed any more twenty minutes later, all nodes hear each other all the
-// while, though kubelets bring the ConfigMap up to two minutes late.
+// While an authority is replaced, and when the old one is not believed any more twenty minutes
+// later, all nodes hear each other all the while, though kubelets bring the ConfigMap up to two
+// minutes late.
 func TestOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, stop := newCluster(t, 0, time.Minute, 2*time.Minute)

@@ -76,7 +76,8 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// A loss of power may leave a file without its content: it is named once, and the others are listed.
+// A loss of power may leave a file without its content: it is named once, and the others are
+// listed.
 func TestCacheDamaged(t *testing.T) {
 	dir := t.TempDir()
 	r := NewRunner(&fakeExec{}, nil)

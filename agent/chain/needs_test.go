@@ -86,7 +86,8 @@ func TestReaches(t *testing.T) {
 	}
 }
 
-// The plugins of k3s are links to a program in another folder, which the agent's container may not have.
+// The plugins of k3s are links to a program in another folder, which the agent's container may not
+// have.
 func TestReachesLinkedPlugins(t *testing.T) {
 	bin, data := t.TempDir(), t.TempDir()
 	program := filepath.Join(data, "bin", "cni")

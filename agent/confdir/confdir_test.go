@@ -210,7 +210,8 @@ func TestKeeperWritesAgain(t *testing.T) {
 	until(t, path, false)
 }
 
-// A pod that came after the file was there, and gets an address without a call, shows that the runtime reads another folder. Until a call comes.
+// A pod that came after the file was there, and gets an address without a call, shows that the
+// runtime reads another folder. Until a call comes.
 func TestKeeperIsNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
@@ -254,7 +255,8 @@ func TestKeeperFolderIsRenamed(t *testing.T) {
 	}
 }
 
-// The file has another name than an earlier agent gave it: the runtime does not take that one any more.
+// The file has another name than an earlier agent gave it: the runtime does not take that one any
+// more.
 func TestKeeperForgetsAnotherName(t *testing.T) {
 	dir := t.TempDir()
 	former := filepath.Join(dir, "00-a.conflist")

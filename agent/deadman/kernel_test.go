@@ -173,8 +173,8 @@ func (l *lab) tables() (names []string) {
 	return names
 }
 
-// The agent dies: the node falls silent for the addresses that are watched, and for no others, and stays silent for them when an agent
-// is back, until it answers for them anew.
+// The agent dies: the node falls silent for the addresses that are watched, and for no others, and
+// stays silent for them when an agent is back, until it answers for them anew.
 func TestAgentDies(t *testing.T) {
 	l := newLab(t)
 	l.keep(New(after))
@@ -198,7 +198,8 @@ func TestAgentDies(t *testing.T) {
 	l.answered(moves4, stays4, moves6, stays6)
 }
 
-// While agents come and go within the time, and each renews it twice, no question stays without an answer.
+// While agents come and go within the time, and each renews it twice, no question stays without an
+// answer.
 func TestNeverSilent(t *testing.T) {
 	l := newLab(t)
 	var asker *conflict.Asker
@@ -282,7 +283,8 @@ func TestPark(t *testing.T) {
 	l.answered(stays4, stays6)
 }
 
-// An agent without the switch ends what an earlier one began, but for addresses for which the node is silent.
+// An agent without the switch ends what an earlier one began, but for addresses for which the node
+// is silent.
 func TestOff(t *testing.T) {
 	for name, dies := range map[string]bool{"the agent is changed": false, "the agent dies": true} {
 		t.Run(name, func(t *testing.T) {

@@ -189,7 +189,8 @@ var (
 	kubeletB = &v1beta1.Device{ID: "0000:01:10.1", Health: v1beta1.Unhealthy}
 )
 
-// The kubelet hears of devices that come, go, and change their health; the socket is root's, and ends with the plugin.
+// The kubelet hears of devices that come, go, and change their health; the socket is root's, and
+// ends with the plugin.
 func TestDevicesOfTheKubelet(t *testing.T) {
 	folder := t.TempDir()
 	k := startKubelet(t, folder, nil)
@@ -224,7 +225,8 @@ func TestDevicesOfTheKubelet(t *testing.T) {
 	wantNoSocket(t, folder)
 }
 
-// The kubelet allocates before it starts a container, and a plugin that answers nothing for one fails the pod.
+// The kubelet allocates before it starts a container, and a plugin that answers nothing for one
+// fails the pod.
 func TestAllocate(t *testing.T) {
 	folder := t.TempDir()
 	k := startKubelet(t, folder, nil)
@@ -284,7 +286,8 @@ func TestDropped(t *testing.T) {
 	k.wantRegistered(t, kubeletA)
 }
 
-// A node without devices registers nothing, and with the first device it does; so where the kubelet comes later.
+// A node without devices registers nothing, and with the first device it does; so where the kubelet
+// comes later.
 func TestLater(t *testing.T) {
 	folder := t.TempDir()
 	_, stop := start(t, folder, often)

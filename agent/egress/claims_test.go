@@ -35,8 +35,8 @@ func podOf(namespace, address string) Pod {
 	return Pod{ID: address, Pod: api.Pod{Namespace: namespace}, Addresses: []netip.Addr{netip.MustParseAddr(address)}}
 }
 
-// Claims come before pools, and share the number of a pool of their network. One of a namespace without pods here, or without ports, takes no
-// number.
+// Claims come before pools, and share the number of a pool of their network. One of a namespace
+// without pods here, or without ports, takes no number.
 func TestClaimsOf(t *testing.T) {
 	pods := []Pod{podOf("red", "10.244.0.2"), podOf("blue", "10.244.0.3"), podOf("green", "10.244.0.4")}
 	known := claimed("green", "", 0)
@@ -80,8 +80,8 @@ type noPods struct{}
 func (noPods) OrdinaryPods() []Pod              { return nil }
 func (noPods) WaitForPods(context.Context) bool { return true }
 
-// The ADD of a pod waits for the ports of its node, from which nothing is sent before the record says so, and not for ever. The
-// NodeAssignment counts as followed when the kernel has it.
+// The ADD of a pod waits for the ports of its node, from which nothing is sent before the record
+// says so, and not for ever. The NodeAssignment counts as followed when the kernel has it.
 func TestAttachWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		assignment := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{UID: "a", Generation: 1}, Spec: v1alpha1.NodeAssignmentSpec{Claims: []v1alpha1.AssignedClaim{claimed("red", "", 0)}}}

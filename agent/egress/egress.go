@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress has the ordinary pods of a node leave the cluster with an address of the node, or from its ports of an IPClaim's, as its
-// NodeAssignment says. It knows the node's pods from ADD on, so a pod's first packet is right; and it follows the labels of
-// namespaces. It gives the node no address: package assignment does, and while the node does not have one, the
-// pods do not leave. While the API server has not told the NodeAssignment and the namespaces since the start, the kernel stays
-// as it is, and ordinary pods wait. When the agent ends, all stays.
+// Package egress has the ordinary pods of a node leave the cluster with an address of the node, or
+// from its ports of an IPClaim's, as its NodeAssignment says. It knows the node's pods from ADD on,
+// so a pod's first packet is right; and it follows the labels of namespaces. It gives the node no
+// address: package assignment does, and while the node does not have one, the pods do not leave.
+// While the API server has not told the NodeAssignment and the namespaces since the start, the
+// kernel stays as it is, and ordinary pods wait. When the agent ends, all stays.
 package egress
 
 import (
@@ -32,12 +33,14 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// EventEgressClosed (Warning on Pod): the pod cannot reach what is outside the cluster, because its node does not have the address that
-// the pod leaves with. Do: see docs/how-to/egress.md#when-pods-do-not-leave.
+// EventEgressClosed (Warning on Pod): the pod cannot reach what is outside the cluster, because its
+// node does not have the address that the pod leaves with. Do: see
+// docs/how-to/egress.md#when-pods-do-not-leave.
 const EventEgressClosed = "EgressClosed"
 
-// EventEgressPortsExhausted (Warning on IPClaim): the pods of a node have as many connections to one destination and port as the node has
-// ports of the claim's address, and can begin no more to it. Do: see docs/how-to/egress.md#one-address-of-a-namespace.
+// EventEgressPortsExhausted (Warning on IPClaim): the pods of a node have as many connections to
+// one destination and port as the node has ports of the claim's address, and can begin no more to
+// it. Do: see docs/how-to/egress.md#one-address-of-a-namespace.
 const EventEgressPortsExhausted = "EgressPortsExhausted"
 
 const (
@@ -51,13 +54,15 @@ const (
 
 // Options of an Egress.
 type Options struct {
-	// Assignment returns the node's NodeAssignment, nil where there is none, and false while that is not known.
+	// Assignment returns the node's NodeAssignment, nil where there is none, and false while that is
+	// not known.
 	Assignment func() (assignment *v1alpha1.NodeAssignment, known bool)
 	// Namespaces is an informer of all namespaces, which its owner runs.
 	Namespaces cache.SharedIndexInformer
 	// Namespace reads one from the API server.
 	Namespace func(ctx context.Context, name string) (*corev1.Namespace, error)
-	// Sends asks the API server whether the node may send from the ports of an address that begin with first.
+	// Sends asks the API server whether the node may send from the ports of an address that begin with
+	// first.
 	Sends func(ctx context.Context, addr netip.Addr, first uint16) (bool, error)
 	// Followed is told that the kernel follows another NodeAssignment than before. It does not block.
 	Followed func()
@@ -69,7 +74,8 @@ type Options struct {
 
 // Kernel changes the kernel. Methods block for it only, and are called one at a time.
 type Kernel interface {
-	// Link returns the index of the link that has the node's address of a pool, 0 where the node does not have it now.
+	// Link returns the index of the link that has the node's address of a pool, 0 where the node does
+	// not have it now.
 	Link(way egress.Way, vlan int) (int, error)
 	// Put, Pods, EndConnections and Full are package cni/egress's, and EndOf is conntrack.EndOf.
 	Put(all []egress.Way) error
@@ -81,13 +87,15 @@ type Kernel interface {
 
 // Pods are the node's.
 type Pods interface {
-	// OrdinaryPods lists the containers of pods without floating IPs whose network is complete and does not end. It does not block.
+	// OrdinaryPods lists the containers of pods without floating IPs whose network is complete and
+	// does not end. It does not block.
 	OrdinaryPods() []Pod
 	// WaitForPods returns true when OrdinaryPods is complete, and false where the context ends before.
 	WaitForPods(ctx context.Context) bool
 }
 
-// Egress keeps the kernel as the NodeAssignment, the namespaces and the pods say. Its methods are safe in parallel.
+// Egress keeps the kernel as the NodeAssignment, the namespaces and the pods say. Its methods are
+// safe in parallel.
 type Egress struct {
 	Options
 
@@ -105,7 +113,8 @@ type Egress struct {
 	// put is what the kernel last got, and known says that it is known.
 	put   []pool
 	known bool
-	// follows is the NodeAssignment that the kernel follows, and full has the claims of whose ports too few are free.
+	// follows is the NodeAssignment that the kernel follows, and full has the claims of whose ports
+	// too few are free.
 	follows types.UID
 	at      int64
 	full    map[string]bool
@@ -119,7 +128,8 @@ func New(o Options) *Egress {
 // Soon has all compared soon: the NodeAssignment, the node's addresses or its pods changed.
 func (e *Egress) Soon() { e.soon.Send() }
 
-// Run keeps the kernel as it must be until the context ends. Its caller runs it in the network namespace of the node.
+// Run keeps the kernel as it must be until the context ends. Its caller runs it in the network
+// namespace of the node.
 func (e *Egress) Run(ctx context.Context, pods Pods) error {
 	e.pods = pods
 	registration, err := e.Namespaces.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -180,8 +190,9 @@ func (e *Egress) isKnown(namespaces cache.ResourceEventHandlerRegistration) bool
 // errNotKnown is of an ADD that came before everything was known.
 var errNotKnown = errors.New("the agent has not yet read from the API server which pods leave the cluster with an address of the node")
 
-// Attach comes in the ADD of an ordinary pod when its network is complete, and before anything runs in it. When it returns nil, its packets
-// leave as they must, or do not leave. It blocks for the API server and the kernel.
+// Attach comes in the ADD of an ordinary pod when its network is complete, and before anything runs
+// in it. When it returns nil, its packets leave as they must, or do not leave. It blocks for the
+// API server and the kernel.
 func (e *Egress) Attach(ctx context.Context, pod Pod) error {
 	select {
 	case <-e.ready:
@@ -283,7 +294,8 @@ func (e *Egress) tellClosed(pod Pod, p pool) {
 	event.Warning(EventEgressClosed, "The pod cannot reach what is outside the cluster: "+why).Record(e.Events, regarding, nil, "Leave")
 }
 
-// readNamespace reads a namespace from the API server: the watch may be behind its creation, and its labels.
+// readNamespace reads a namespace from the API server: the watch may be behind its creation, and
+// its labels.
 func (e *Egress) readNamespace(ctx context.Context, name string) error {
 	namespace, err := e.Namespace(ctx, name)
 	if apierrors.IsNotFound(err) {
@@ -390,8 +402,8 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	return errors.Join(append(errs, unreadable)...)
 }
 
-// askFor takes the ports from claims from which the node does not send yet, and may not begin to by the record: the NodeAssignment may be
-// older.
+// askFor takes the ports from claims from which the node does not send yet, and may not begin to by
+// the record: the NodeAssignment may be older.
 func (e *Egress) askFor(ctx context.Context, wanted []pool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -474,8 +486,8 @@ func (e *Egress) leaving() (map[netip.Addr]string, error) {
 	return e.Kernel.Pods()
 }
 
-// changes returns the pods that leave with another address than before, and the addresses that pods left with. After a start
-// the kernel says which pods left, and not with which address. Pure.
+// changes returns the pods that leave with another address than before, and the addresses that pods
+// left with. After a start the kernel says which pods left, and not with which address. Pure.
 func changes(before map[netip.Addr]string, former, now []pool) (pods, formerly []netip.Addr) {
 	after := map[netip.Addr]string{}
 	for _, p := range now {

@@ -52,7 +52,8 @@ func (m *Metrics) set(chosen []pool, pods []Pod) {
 	m.closed.Set(float64(closed))
 }
 
-// count returns how many pods leave by a pool, and how many of them cannot with one of their addresses. Pure.
+// count returns how many pods leave by a pool, and how many of them cannot with one of their
+// addresses. Pure.
 func count(chosen []pool, pods []Pod) (all, closed int) {
 	open := map[netip.Addr]bool{}
 	for _, p := range chosen {

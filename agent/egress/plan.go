@@ -37,8 +37,9 @@ type pool struct {
 	way        egress.Way
 }
 
-// poolsOf reads the egress of a NodeAssignment: claims first, then pools in order of their names. Networks keep the numbers of their ways
-// that they had before. The error is about pools that cannot be read, whose pods leave as without them. Pure.
+// poolsOf reads the egress of a NodeAssignment: claims first, then pools in order of their names.
+// Networks keep the numbers of their ways that they had before. The error is about pools that
+// cannot be read, whose pods leave as without them. Pure.
 func poolsOf(assigned []v1alpha1.AssignedEgress, before []pool, claims ...pool) (all []pool, err error) {
 	var errs []error
 	for i := range assigned {
@@ -80,7 +81,8 @@ func poolsOf(assigned []v1alpha1.AssignedEgress, before []pool, claims ...pool) 
 	return all, errors.Join(errs...)
 }
 
-// claimsOf reads the claims of a NodeAssignment whose namespaces have pods here. One without ports has a way that leads nowhere. Pure.
+// claimsOf reads the claims of a NodeAssignment whose namespaces have pods here. One without ports
+// has a way that leads nowhere. Pure.
 func claimsOf(assigned []v1alpha1.AssignedClaim, pods []Pod) (all []pool, err error) {
 	var errs []error
 	for i := range assigned {
@@ -138,9 +140,9 @@ func poolOf(a *v1alpha1.AssignedEgress) (p pool, err error) {
 	return p, nil
 }
 
-// choose returns the pools with the pods that leave by them. A pod whose namespace several pools of a family select leaves by the first of
-// them. labelsOf returns the labels of a namespace, false where there is no such namespace. Where two pods have one address, it is the
-// last one's. Pure.
+// choose returns the pools with the pods that leave by them. A pod whose namespace several pools of
+// a family select leaves by the first of them. labelsOf returns the labels of a namespace, false
+// where there is no such namespace. Where two pods have one address, it is the last one's. Pure.
 func choose(pools []pool, pods []Pod, labelsOf func(namespace string) (labels.Set, bool)) []pool {
 	chosen := slices.Clone(pools)
 	for i := range chosen {

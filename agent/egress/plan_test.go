@@ -37,8 +37,8 @@ func shown(pools []pool) map[string]string {
 	return all
 }
 
-// Each pool has a number of its own in its family, which it keeps while others come and go; one too many has none. A pool that cannot be read
-// is left out.
+// Each pool has a number of its own in its family, which it keeps while others come and go; one too
+// many has none. A pool that cannot be read is left out.
 func TestPoolsOf(t *testing.T) {
 	six := assigned("six", "2001:db8:80::/64", "2001:db8:80::1", "", "")
 	first, err := poolsOf([]v1alpha1.AssignedEgress{four("m", "", 1), four("b", "", 2), six}, nil)
@@ -61,7 +61,8 @@ func TestPoolsOf(t *testing.T) {
 	}
 }
 
-// A pod leaves by the first pool of each family that selects its namespace; the later one of two pods with an address counts.
+// A pod leaves by the first pool of each family that selects its namespace; the later one of two
+// pods with an address counts.
 func TestChoose(t *testing.T) {
 	spaces := map[string]labels.Set{"red": {"red": "yes"}, "both": {"red": "yes", "blue": "yes"}, "plain": {}}
 	pools, err := poolsOf([]v1alpha1.AssignedEgress{four("blue", "blue", 1), four("red", "red", 2), assigned("six", "2001:db8:80::/64", "2001:db8:80::1", "", "")}, nil)
@@ -90,7 +91,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// Pods are told apart that leave with another address than before, also after a start, when the kernel says only which pods left.
+// Pods are told apart that leave with another address than before, also after a start, when the
+// kernel says only which pods left.
 func TestChanges(t *testing.T) {
 	addr := netip.MustParseAddr
 	with := func(number int, pods ...string) []pool {

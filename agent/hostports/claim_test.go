@@ -18,8 +18,8 @@ func containerOf(pod, id string, phase state.Phase, ports ...state.HostPort) *st
 	return &state.Container{ContainerID: id, Pod: api.Pod{Namespace: "ns", Name: pod, UID: pod}, Phase: phase, HostPorts: ports}
 }
 
-// A port has one pod: containers of other pods hold it while they are added or on the way, and older
-// containers of the same pod give it up.
+// A port has one pod: containers of other pods hold it while they are added or on the way, and
+// older containers of the same pod give it up.
 func TestHolders(t *testing.T) {
 	record := containerOf("web", "new", state.Adding, tcp(80, 8080, false))
 	for name, c := range map[string]struct {

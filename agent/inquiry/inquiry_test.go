@@ -18,7 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// answering is an agent that answers with what it was asked. It fails for all of the node, pod or address "fails".
+// answering is an agent that answers with what it was asked. It fails for all of the node, pod or
+// address "fails".
 type answering struct{ asked []string }
 
 var errBroken = errors.New("boom")
@@ -71,7 +72,8 @@ func ask(of http.Handler, method, path, query string) (status int, body string) 
 	return answer.Code, answer.Body.String()
 }
 
-// What a client asks comes to the agent as it was asked, and the answer or the error back as it was given.
+// What a client asks comes to the agent as it was asked, and the answer or the error back as it was
+// given.
 func TestClient(t *testing.T) {
 	agent := &answering{}
 	handler := Handler(agent)
@@ -119,7 +121,8 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// A question that cannot be read, or asks for too much, does not come to the agent, and a change comes by POST alone.
+// A question that cannot be read, or asks for too much, does not come to the agent, and a change
+// comes by POST alone.
 func TestMalformed(t *testing.T) {
 	handler := Handler(&answering{})
 	for _, test := range []struct {

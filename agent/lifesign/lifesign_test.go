@@ -19,8 +19,8 @@ import (
 	. "github.com/berth-dev/berth/agent/lifesign"
 )
 
-// An answer by HTTPS is a sign of the agent, whatever it says. A connection is none: the kernel accepts it for a process
-// that hangs.
+// An answer by HTTPS is a sign of the agent, whatever it says. A connection is none: the kernel
+// accepts it for a process that hangs.
 func TestAgent(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.NotFoundHandler())
@@ -52,7 +52,8 @@ func TestMain(m *testing.M) {
 	fmt.Printf("%+v", Look(context.Background(), addrs, 10265))
 }
 
-// A kernel that answers anything is a sign, at one address of several, and nobody's silence is none.
+// A kernel that answers anything is a sign, at one address of several, and nobody's silence is
+// none.
 func TestKernel(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)

@@ -87,8 +87,8 @@ func TestDeviceIsLost(t *testing.T) {
 
 func ignore(string, bool) {}
 
-// The agent learns at once of all carriers, and that the uplink is back. It does not learn of other changes of other links,
-// even if their names resemble the uplink's.
+// The agent learns at once of all carriers, and that the uplink is back. It does not learn of other
+// changes of other links, even if their names resemble the uplink's.
 func TestUplinkIsBack(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -188,7 +188,8 @@ func TestNodeAddress(t *testing.T) {
 	}
 }
 
-// Routes and rules that another program deletes are missed at once, and so are forwarding and answers by proxy.
+// Routes and rules that another program deletes are missed at once, and so are forwarding and
+// answers by proxy.
 func TestRoutesAreLost(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -239,8 +240,8 @@ func TestRoutesAreLost(t *testing.T) {
 	}
 }
 
-// A bond that sends by another port has the carrier and the MAC address of before, and hosts behind its switches look for the node's addresses
-// at the port of before.
+// A bond that sends by another port has the carrier and the MAC address of before, and hosts behind
+// its switches look for the node's addresses at the port of before.
 func TestBondFailsOver(t *testing.T) {
 	t.Parallel()
 	netnstest.NeedLinks(t, "bond")

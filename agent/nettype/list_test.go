@@ -97,7 +97,8 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// Only the type for which the node routes serves addresses that routers lead to the node. The others refuse them, and name it.
+// Only the type for which the node routes serves addresses that routers lead to the node. The
+// others refuse them, and name it.
 func TestServe(t *testing.T) {
 	linked := api.Address{Address: netip.MustParseAddr("10.0.70.5")}
 	routed := api.Address{Address: netip.MustParseAddr("10.98.0.5"), Routed: true}

@@ -88,7 +88,7 @@ func (l local) vtep(subnet netip.Prefix) (v *netlink.Vxlan, changed bool, err er
 		}
 		changed = true
 	}
-	mended, err := mendVTEP(v, want)
+	fixed, err := fixVTEP(v, want)
 	if err != nil {
 		return nil, true, err
 	}
@@ -99,7 +99,7 @@ func (l local) vtep(subnet netip.Prefix) (v *netlink.Vxlan, changed bool, err er
 	if !isUp(v) {
 		return v, true, rtnl.SetUp(v)
 	}
-	return v, changed || mended || assigned, nil
+	return v, changed || fixed || assigned, nil
 }
 
 // wanted describes the VTEP of a subnet.
@@ -145,8 +145,8 @@ func replaceVTEP(old netlink.Link, want *netlink.Vxlan) (*netlink.Vxlan, error) 
 	return v, nil
 }
 
-// mendVTEP sets the MTU of a VTEP, and its alias, which the kernel does not accept for a new link.
-func mendVTEP(v, want *netlink.Vxlan) (changed bool, err error) {
+// fixVTEP sets the MTU of a VTEP, and its alias, which the kernel does not accept for a new link.
+func fixVTEP(v, want *netlink.Vxlan) (changed bool, err error) {
 	if v.Alias != want.Alias {
 		if err := netlink.LinkSetAlias(v, want.Alias); err != nil {
 			return true, fmt.Errorf("name link %s: %w", v.Name, err)

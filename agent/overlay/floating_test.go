@@ -139,7 +139,7 @@ func TestMasquerade(t *testing.T) {
 		}
 		w.expectSeen(a.Host, w.outside, address, want)
 	}
-	// The overlay mends another program's flush of any part.
+	// The overlay fixes another program's flush of any part.
 	for _, lose := range []func(*nftables.Conn, *nftables.Table){
 		func(c *nftables.Conn, t *nftables.Table) { c.DelTable(t) },
 		func(c *nftables.Conn, t *nftables.Table) { c.FlushTable(t) },
@@ -215,7 +215,8 @@ func TestForwardPolicy(t *testing.T) {
 	}
 }
 
-// A pod of the overlay cannot send from a floating IP or from the address of another pod, of its node or of another.
+// A pod of the overlay cannot send from a floating IP or from the address of another pod, of its
+// node or of another.
 func TestSpoofing(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t, VXLAN, 2)

@@ -68,8 +68,8 @@ func TestUnassignedAddress(t *testing.T) {
 	}
 }
 
-// The tunnel takes packets of the other nodes alone: who may wrap packets sends them with any source, past
-// every rule of its own node.
+// The tunnel takes packets of the other nodes alone: who may wrap packets sends them with any
+// source, past every rule of its own node.
 func TestStrangersInTheTunnel(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t, VXLAN, 2)

@@ -305,7 +305,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// Nodes that a cloud made say that their network is there, when it is, and again when somebody says that it is not.
+// Nodes that a cloud made say that their network is there, when it is, and again when somebody says
+// that it is not.
 func TestNetworkIsAvailable(t *testing.T) {
 	w := newTopology(t, VXLAN, 1)
 	available := func() error {
@@ -503,8 +504,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A VTEP that flanneld left is mended and keeps its MAC, which other nodes know; one that
-// cannot be mended is made again, with the MAC that was published.
+// A VTEP that flanneld left is fixed and keeps its MAC, which other nodes know; one that
+// cannot be fixed is made again, with the MAC that was published.
 func TestVTEPsOfFlannel(t *testing.T) {
 	t.Parallel()
 	const mac = "02:00:00:00:00:77"

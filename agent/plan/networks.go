@@ -38,7 +38,8 @@ func (n *Networks) Default() (*chain.Network, error) {
 	return n.defaultNetwork(n.notOurselves)
 }
 
-// WithoutMultus returns the network of pods without a floating IP whose networks the agent attaches.
+// WithoutMultus returns the network of pods without a floating IP whose networks the agent
+// attaches.
 func (n *Networks) WithoutMultus() (*chain.Network, error) {
 	return n.defaultNetwork(func(network *chain.Network) error {
 		if HasMultus(network) {
@@ -48,13 +49,14 @@ func (n *Networks) WithoutMultus() (*chain.Network, error) {
 	})
 }
 
-// HasMultus returns whether a network is Multus, which attaches pods to the networks that they name.
+// HasMultus returns whether a network is Multus, which attaches pods to the networks that they
+// name.
 func HasMultus(network *chain.Network) bool {
 	return slices.ContainsFunc(network.Types(), confdir.IsMultus)
 }
 
-// CalledByMultus returns whether Multus calls Berth for the first network of each pod, and attaches pods to
-// the networks that they name.
+// CalledByMultus returns whether Multus calls Berth for the first network of each pod, and attaches
+// pods to the networks that they name.
 func (n *Networks) CalledByMultus() (bool, error) {
 	return confdir.CalledByMultus(n.ConfDir, n.OwnFile)
 }

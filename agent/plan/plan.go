@@ -52,7 +52,8 @@ type podNetworks interface {
 type networks interface {
 	// Default returns the network of pods without a floating IP.
 	Default() (*chain.Network, error)
-	// WithoutMultus returns the network of pods without a floating IP whose networks the agent attaches.
+	// WithoutMultus returns the network of pods without a floating IP whose networks the agent
+	// attaches.
 	WithoutMultus() (*chain.Network, error)
 	// CalledByMultus returns whether Multus attaches all pods to the networks that they name.
 	CalledByMultus() (bool, error)
@@ -68,8 +69,8 @@ type Options struct {
 	Networks networks
 	// PodNetworks may be nil: pods then have one network each.
 	PodNetworks podNetworks
-	// HostPortsForbidden, if given, asks why pods of a namespace may have no host ports but those of their specification; empty where
-	// they may.
+	// HostPortsForbidden, if given, asks why pods of a namespace may have no host ports but those of
+	// their specification; empty where they may.
 	HostPortsForbidden func(ctx context.Context, namespace string) (why string, err error)
 }
 
@@ -148,8 +149,9 @@ func (p Planner) Attachments(ctx context.Context, pod podinfo.Pod, ifName string
 	return all, held, nil
 }
 
-// multusAttaches returns whether Multus attaches the pod to the networks that it names: where Multus calls
-// Berth, or where it is the network of a pod without a floating IP. Both would attach it otherwise.
+// multusAttaches returns whether Multus attaches the pod to the networks that it names: where
+// Multus calls Berth, or where it is the network of a pod without a floating IP. Both would attach
+// it otherwise.
 func (p Planner) multusAttaches(pod podinfo.Pod) (bool, error) {
 	if pod.Networks == "" {
 		return false, nil
@@ -364,9 +366,9 @@ func planDefaultRoute(all []state.Attachment) error {
 	return nil
 }
 
-// requestedPorts returns the host ports that a pod asks for: the ports of the runtime's portMappings,
-// which is one of the capabilities, and, with the annotation, one of the node's choice for every
-// other port of its containers, which has the number 0.
+// requestedPorts returns the host ports that a pod asks for: the ports of the runtime's
+// portMappings, which is one of the capabilities, and, with the annotation, one of the node's
+// choice for every other port of its containers, which has the number 0.
 func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([]state.HostPort, error) {
 	given, err := portMappings(capabilities)
 	if err != nil {
@@ -414,8 +416,8 @@ func portMappings(capabilities map[string]json.RawMessage) (all []api.HostPort, 
 	return all, nil
 }
 
-// mayOpen asks the pod's namespace where an ADD would open other host ports than those of the pod's specification, whatever asks for them:
-// by itself, or by a plugin of a network that the pod names.
+// mayOpen asks the pod's namespace where an ADD would open other host ports than those of the pod's
+// specification, whatever asks for them: by itself, or by a plugin of a network that the pod names.
 func (p Planner) mayOpen(ctx context.Context, pod podinfo.Pod, record *state.Container) error {
 	if p.HostPortsForbidden == nil {
 		return nil

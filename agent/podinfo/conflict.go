@@ -74,8 +74,9 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error)
 	return recordOf(ip), nil
 }
 
-// ServesAddress returns the record by which this node is to carry an address of a Service, or of pods that leave by it. Its error is
-// ErrNotCarrier where the FloatingIP does not say so. It asks the API server.
+// ServesAddress returns the record by which this node is to carry an address of a Service, or of
+// pods that leave by it. Its error is ErrNotCarrier where the FloatingIP does not say so. It asks
+// the API server.
 func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	switch {
@@ -89,8 +90,8 @@ func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, erro
 	return recordOf(ip), nil
 }
 
-// SendsFrom returns whether this node is to send packets of pods from an address, from the block of ports with this first one. It asks the
-// API server.
+// SendsFrom returns whether this node is to send packets of pods from an address, from the block of
+// ports with this first one. It asks the API server.
 func (n *Node) SendsFrom(ctx context.Context, addr netip.Addr, first uint16) (bool, error) {
 	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	if errors.Is(err, ErrNotCarrier) {

@@ -303,7 +303,8 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
-// A pod gets the addresses that record it, in the order of its request, whatever its annotation says.
+// A pod gets the addresses that record it, in the order of its request, whatever its annotation
+// says.
 func TestAddresses(t *testing.T) {
 	of := func(address string, index int32, uid, node string) *v1alpha1.FloatingIP {
 		ip := fip(address, uid, node)
@@ -385,8 +386,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// The runtime asks again and again for a pod that no scheduler of Berth's bound: the API server is asked for all
-// FloatingIPs of the node a few times only.
+// The runtime asks again and again for a pod that no scheduler of Berth's bound: the API server is
+// asked for all FloatingIPs of the node a few times only.
 func TestListsSeldom(t *testing.T) {
 	ips := &fakeIPs{}
 	n := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{})
@@ -663,7 +664,8 @@ func (l *late) Verify(context.Context) error {
 	return errors.New("no answer")
 }
 
-// Agents that lose the API at the same moment do not ask at the same moment, and each asks again soon.
+// Agents that lose the API at the same moment do not ask at the same moment, and each asks again
+// soon.
 func TestReconnectsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -694,7 +696,8 @@ func TestReconnectsApart(t *testing.T) {
 	})
 }
 
-// follow returns a Node that follows a client's pods until the test ends, and the handler that it tells.
+// follow returns a Node that follows a client's pods until the test ends, and the handler that it
+// tells.
 func follow(t *testing.T) (*fake.Clientset, *Node, *handler) {
 	t.Helper()
 	client := fake.NewClientset()
@@ -753,7 +756,8 @@ func TestAddressed(t *testing.T) {
 	})
 }
 
-// It is told when a pod becomes Ready and when it is not any more, and not of other changes of its conditions.
+// It is told when a pod becomes Ready and when it is not any more, and not of other changes of its
+// conditions.
 func TestReadied(t *testing.T) {
 	client, node, h := follow(t)
 	ctx := t.Context()
@@ -908,7 +912,8 @@ func FuzzToAddress(f *testing.F) {
 	})
 }
 
-// The agent reads each record that the API server admits: it gives an address to the pod that the record names, on its node, alone.
+// The agent reads each record that the API server admits: it gives an address to the pod that the
+// record names, on its node, alone.
 func TestCombinations(t *testing.T) {
 	for ip, refused := range ipamtest.FloatingIPs(time.Now()) {
 		if refused != nil {

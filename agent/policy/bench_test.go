@@ -185,8 +185,8 @@ func BenchmarkPolicy(b *testing.B) {
 	})
 }
 
-// A pod comes to and goes from another node where one policy has all of 20,000 pods as its peers: the ruleset
-// after each event, and whether the connections are to be looked at.
+// A pod comes to and goes from another node where one policy has all of 20,000 pods as its peers:
+// the ruleset after each event, and whether the connections are to be looked at.
 func BenchmarkBroadPeer(b *testing.B) {
 	of := &fakeCluster{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}
 	for i := range benchNamespaces {

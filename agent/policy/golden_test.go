@@ -32,8 +32,8 @@ import (
 
 var update = flag.Bool("update", false, "writes the rulesets of testdata anew")
 
-// Files of an archive. The last two are written by -update; the packets are not, so that each case states its
-// own expectations.
+// Files of an archive. The last two are written by -update; the packets are not, so that each case
+// states its own expectations.
 const (
 	fileObjects  = "objects.yaml"
 	filePackets  = "packets.txt"
@@ -47,8 +47,8 @@ const annotationDirect = "test/direct"
 // annotationByWire says that the node has no other way to such a pod.
 const annotationByWire = "test/by-wire"
 
-// Each archive has objects, packets with their expected verdicts, and the rulesets. Its pods of node "node" are
-// local.
+// Each archive has objects, packets with their expected verdicts, and the rulesets. Its pods of
+// node "node" are local.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -199,8 +199,9 @@ func podOf(p *corev1.Pod) *Pod {
 	return pod
 }
 
-// packets walks packets: "accept|drop [RULESET input|output INTERFACE] FROM TO PROTOCOL[/PORT]", where FROM and TO are addresses
-// or names of pods, which stand for their first one, or with /6 for their IPv6 one.
+// packets walks packets: "accept|drop [RULESET input|output INTERFACE] FROM TO PROTOCOL[/PORT]",
+// where FROM and TO are addresses or names of pods, which stand for their first one, or with /6 for
+// their IPv6 one.
 func packets(t *testing.T, text string, w *fakeCluster, rulesets map[string]*ruleset.Ruleset) {
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(strings.TrimSpace(line), "#")

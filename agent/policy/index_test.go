@@ -221,7 +221,8 @@ func TestAddressOfTwoPods(t *testing.T) {
 	}
 }
 
-// Of two local pods with one address the newer one has the packets, also where no policy selects it.
+// Of two local pods with one address the newer one has the packets, also where no policy selects
+// it.
 func TestAddressOfTwoLocalPods(t *testing.T) {
 	w := served(t)
 	w.local(w.pod("a", "free", nil, "10.0.0.1"))
@@ -310,8 +311,8 @@ func TestToldAgain(t *testing.T) {
 	}
 }
 
-// An ungoverned pod has no rules, also before the cluster shows it, and is a peer of others as before; a copy of
-// an index says what rules it would have, and leaves the index alone.
+// An ungoverned pod has no rules, also before the cluster shows it, and is a peer of others as
+// before; a copy of an index says what rules it would have, and leaves the index alone.
 func TestUngoverned(t *testing.T) {
 	w := served(t)
 	governed := w.index.Node()
@@ -365,8 +366,8 @@ func TestManyAddresses(t *testing.T) {
 	}
 }
 
-// A pod that was deleted by force and runs on keeps the policies of its namespace's labels when the namespace goes,
-// also where another one takes the name.
+// A pod that was deleted by force and runs on keeps the policies of its namespace's labels when the
+// namespace goes, also where another one takes the name.
 func TestNamespaceOfRunningPodGoes(t *testing.T) {
 	w := newFakeCluster()
 	w.namespace("a", map[string]string{"team": "x"})

@@ -14,8 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The chart's NetworkPolicies of Berth's own pods let in whom they need, at their port: kubelets' probes and the API server's proxy, which
-// come from nodes, and scrapes. They leave ways out alone. With the values of docs/explanation/security.md the pods reach the API server only.
+// The chart's NetworkPolicies of Berth's own pods let in whom they need, at their port: kubelets'
+// probes and the API server's proxy, which come from nodes, and scrapes. They leave ways out alone.
+// With the values of docs/explanation/security.md the pods reach the API server only.
 func TestPoliciesOfPrograms(t *testing.T) {
 	addresses := func(a string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(a)} }
 	// The page's nodes are 10.0.0.0/24, and its Prometheus is in the namespace monitoring.

@@ -27,19 +27,20 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
-// Verdicts are policies in one world, with what the documents of their APIs say about connections. They were written from
-// these documents alone, without a look at how this package reads them.
+// Verdicts are policies in one world, with what the documents of their APIs say about connections.
+// They were written from these documents alone, without a look at how this package reads them.
 type verdicts struct {
 	World world `json:"world"`
 	// Verdicts hold.
 	Verdicts []verdict `json:"verdicts"`
-	// Disputed do not hold here: Why says why this package decides otherwise, or cannot decide so. The test fails
-	// where one holds, so that it is moved to the others.
+	// Disputed do not hold here: Why says why this package decides otherwise, or cannot decide so. The
+	// test fails where one holds, so that it is moved to the others.
 	Disputed []verdict `json:"disputed"`
 }
 
 type world struct {
-	// Nodes have their addresses by name, which is their label "node", and DNS has those of the DNS cache of each node.
+	// Nodes have their addresses by name, which is their label "node", and DNS has those of the DNS
+	// cache of each node.
 	Nodes      map[string][]netip.Addr      `json:"nodes"`
 	DNS        []netip.Addr                 `json:"dns"`
 	Namespaces map[string]map[string]string `json:"namespaces"`
@@ -138,8 +139,9 @@ type end struct {
 	node string
 }
 
-// connectionText is "[v4|v6] [reply|hairpin] FROM > TO PROTOCOL[/PORT]", where FROM and TO are NAMESPACE/NAME of pods, names of
-// nodes, or addresses. A hairpin is a connection of a pod to itself through a Service.
+// connectionText is "[v4|v6] [reply|hairpin] FROM > TO PROTOCOL[/PORT]", where FROM and TO are
+// NAMESPACE/NAME of pods, names of nodes, or addresses. A hairpin is a connection of a pod to
+// itself through a Service.
 var connectionText = regexp.MustCompile(`^(?:(v4|v6) )?(?:(reply|hairpin) )?(\S+) > (\S+) (tcp|udp|sctp|icmp)(?:/(\d+))?$`)
 
 // connections returns a connection in each family that both ends have.
@@ -225,8 +227,8 @@ func (p *worldPod) isIn() bool {
 	return p.HostNetwork == "" && p.Phase != corev1.PodSucceeded && p.Phase != corev1.PodFailed
 }
 
-// way is how a packet goes: through the rulesets of nodes, of which the destination's may be another, and of pods
-// where isDirect.
+// way is how a packet goes: through the rulesets of nodes, of which the destination's may be
+// another, and of pods where isDirect.
 type way struct {
 	connection
 	node     string
@@ -293,7 +295,8 @@ func (v *verdict) decide(t *testing.T, w *world, way way) (ruleset.Verdict, stri
 		return ruleset.Accept, "nothing"
 	}
 
-	// Each node sees the packet once: where it begins, where it ends, or on its way between two of its links.
+	// Each node sees the packet once: where it begins, where it ends, or on its way between two of its
+	// links.
 	cross := func(node string, hasSource, hasDestination bool) (ruleset.Verdict, string) {
 		hook, in, out := ruleset.Forward, uplink, uplink
 		if hasSource && way.from.pod != nil {

@@ -153,8 +153,8 @@ func TestChanges(t *testing.T) {
 	w.eventually("prune false: b [] ingress 0 egress 0")
 }
 
-// The kernel is asked where the limits of some pod changed, where the last time failed, and after Recheck; not for pods
-// that come and go without limits.
+// The kernel is asked where the limits of some pod changed, where the last time failed, and after
+// Recheck; not for pods that come and go without limits.
 func TestSoonAsksForChangesOnly(t *testing.T) {
 	w := newFixture(t)
 	for _, informer := range []cache.SharedIndexInformer{w.controller.Namespaces, w.controller.Profiles} {

@@ -78,7 +78,8 @@ func TestForgottenMeanwhile(t *testing.T) {
 	})
 }
 
-// A record that cannot be finished is tried again at its own rate, however often it is compared, and says so all the while.
+// A record that cannot be finished is tried again at its own rate, however often it is compared,
+// and says so all the while.
 func TestUnfinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key, boom := state.Key{ContainerID: "c"}, errors.New("boom")

@@ -340,8 +340,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// Records of a newer agent have fields that this one does not know: it reads the others, and leaves the field
-// in records that it does not write.
+// Records of a newer agent have fields that this one does not know: it reads the others, and leaves
+// the field in records that it does not write.
 func TestFieldsOfANewerAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.db")
 	s, err := Open(path)

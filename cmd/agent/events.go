@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// newRecorder returns a recorder of events about the node's pods, which it writes until the
-// context ends. It is the kubelet's recorder, which limits how many events a pod gets; the recorder of
+// newRecorder returns a recorder of events about the node's pods, which it writes until the context
+// ends. It is the kubelet's recorder, which limits how many events a pod gets; the recorder of
 // client-go's package events imports client-go's whole clientset.
 func newRecorder(ctx context.Context, events func(namespace string) *kube.Events, node string) event.Recorder {
 	// Objects in caches have no kind set.

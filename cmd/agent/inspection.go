@@ -23,14 +23,15 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// question has the flags of the commands inspect, probe and policy preview, by which an operator asks the
-// agent of a node. They ask over the agent's socket and print; they change nothing.
+// question has the flags of the commands inspect, probe and policy preview, by which an operator
+// asks the agent of a node. They ask over the agent's socket and print; they change nothing.
 type question struct{ socket, output string }
 
 // printer prints an answer for people.
 type printer func(io.Writer) error
 
-// command completes a command, which prints the answer that ask returns: as JSON, or by its printer.
+// command completes a command, which prints the answer that ask returns: as JSON, or by its
+// printer.
 func (q *question) command(command *cobra.Command, ask func(context.Context, inquiry.Client, []string) (any, printer, error)) *cobra.Command {
 	command.RunE = func(cmd *cobra.Command, args []string) error {
 		if q.output != "table" && q.output != "json" {

@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/cmd/internal/daemon"
 )
 
-// heapRoom is the size in bytes up to which the heap is collected rarely. More would take an agent with 200 pods beyond
-// 50 MB of memory.
+// heapRoom is the size in bytes up to which the heap is collected rarely. More would take an agent
+// with 200 pods beyond 50 MB of memory.
 const heapRoom = 12 << 20
 
 func main() {

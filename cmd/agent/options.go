@@ -54,7 +54,8 @@ type Options struct {
 	// AnnounceInterval is 0 where only changes are announced.
 	AnnounceInterval time.Duration
 	DetectConflicts  bool
-	// SilenceAfter is when the node falls silent without its agent for pods that asked for failover, 0 where it does not.
+	// SilenceAfter is when the node falls silent without its agent for pods that asked for failover, 0
+	// where it does not.
 	SilenceAfter  time.Duration
 	GalaxyAliases bool
 	HostPortRange string

@@ -38,7 +38,8 @@ func (o *ownAddresses) recheck() {
 	o.egress.Soon()
 }
 
-// newOwnAddresses returns the carrier of the node's addresses, own ones and those of Services, and the part that has pods leave with them.
+// newOwnAddresses returns the carrier of the node's addresses, own ones and those of Services, and
+// the part that has pods leave with them.
 func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networks *plan.Networks, recorder event.Recorder, namespaces cache.SharedIndexInformer, wirer *wire.Wirer) *ownAddresses {
 	uplink := func() (string, error) {
 		floating, err := networks.Floating()

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/cni/settings"
 )
 
-// withEnforcer gives the agent the enforcer of network policies, and returns it. Where they are off it is nil, and
-// the agent can say what enforcement would change.
+// withEnforcer gives the agent the enforcer of network policies, and returns it. Where they are off
+// it is nil, and the agent can say what enforcement would change.
 func withEnforcer(ctx context.Context, o *Options, of *agent.Options, clients *clients, journal *settings.Journal) (*enforce.Enforcer, error) {
 	if o.NetworkPolicyPods == enforce.PodsNone {
 		of.SurveyPolicies = newSurvey(o, clients, journal)
@@ -45,8 +45,8 @@ func enforceOptions(o *Options, clients *clients, journal *settings.Journal, bac
 	}
 }
 
-// governed returns the pods that network policies govern. With the overlay Berth wires all pods of the node, so that
-// no other program can govern some of them.
+// governed returns the pods that network policies govern. With the overlay Berth wires all pods of
+// the node, so that no other program can govern some of them.
 func (o *Options) governed() enforce.Pods {
 	if o.Overlay != overlayOff && o.NetworkPolicyPods == enforce.PodsFloatingIP {
 		return enforce.PodsAll
@@ -69,7 +69,8 @@ func newSurvey(o *Options, clients *clients, journal *settings.Journal) func(con
 	}
 }
 
-// runPolicies enforces network policies until the context ends, or removes their rules where they are off.
+// runPolicies enforces network policies until the context ends, or removes their rules where they
+// are off.
 func runPolicies(ctx context.Context, enforcer *enforce.Enforcer, a *agent.Agent, store *state.Store) error {
 	if enforcer != nil {
 		return enforcer.Run(ctx, a)

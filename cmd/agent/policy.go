@@ -23,7 +23,8 @@ func newPolicyCommand() *cobra.Command {
 	return command
 }
 
-// newPolicyTraceCommand returns the command that says which network policies decide on a connection.
+// newPolicyTraceCommand returns the command that says which network policies decide on a
+// connection.
 func newPolicyTraceCommand() *cobra.Command {
 	socket, trace := api.SocketPath, inquiry.PolicyTrace{Protocol: "TCP"}
 	command := &cobra.Command{

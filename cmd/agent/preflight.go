@@ -33,7 +33,8 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// preflight looks at a node before there is an agent, with what an agent works with, and changes nothing.
+// preflight looks at a node before there is an agent, with what an agent works with, and changes
+// nothing.
 type preflight struct {
 	uplink, nodeIP, confDir, binDir, host string
 	// proxy is the URL of kube-proxy's mode.
@@ -42,7 +43,8 @@ type preflight struct {
 	found agentpod.Preflight
 }
 
-// distributions are where runtimes of distributions have their folders, if not in the usual ones, and the values of the chart for these.
+// distributions are where runtimes of distributions have their folders, if not in the usual ones,
+// and the values of the chart for these.
 var distributions = []struct{ name, confDir, binDir string }{
 	{"k3s", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
 	{"MicroK8s", "/var/snap/microk8s/current/args/cni-network", "/var/snap/microk8s/current/opt/cni/bin"},

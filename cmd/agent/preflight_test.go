@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Preflight says which values lead to the folders of a distribution, or what gives pods a network where no folder has one.
+// Preflight says which values lead to the folders of a distribution, or what gives pods a network
+// where no folder has one.
 func TestPreflightNetwork(t *testing.T) {
 	const conf = `{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"bridge"}]}`
 	for name, c := range map[string]struct{ folder, network, do string }{

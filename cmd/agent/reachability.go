@@ -10,9 +10,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// apiReachable returns a function that tries whether the API server answers anything, by a connection of its own: others may be dead
-// and not know it yet, or wait for their turn. It sends no credentials; a refusal is an answer, too. An error of the API server's
-// own, or of a proxy before it, is none.
+// apiReachable returns a function that tries whether the API server answers anything, by a
+// connection of its own: others may be dead and not know it yet, or wait for their turn. It sends
+// no credentials; a refusal is an answer, too. An error of the API server's own, or of a proxy
+// before it, is none.
 func apiReachable(config *rest.Config) (func(ctx context.Context) error, error) {
 	server, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {

@@ -9,12 +9,13 @@ import (
 	"github.com/berth-dev/berth/cni/netfilter"
 )
 
-// EventFirewall (Warning on Node): a firewall of the node, such as firewalld, refuses all packets that the node
-// forwards to its pods or from them. The agent is not ready. Do: see docs/how-to/firewall.md.
+// EventFirewall (Warning on Node): a firewall of the node, such as firewalld, refuses all packets
+// that the node forwards to its pods or from them. The agent is not ready. Do: see
+// docs/how-to/firewall.md.
 const EventFirewall = "FirewallRefusesPods"
 
-// tellRefusals returns ready, which then tells when a refusal of the node's firewall begins or is another one. Its
-// caller makes one call at a time.
+// tellRefusals returns ready, which then tells when a refusal of the node's firewall begins or is
+// another one. Its caller makes one call at a time.
 func tellRefusals(ready func(context.Context) error, tell func(error)) func(context.Context) error {
 	told := ""
 	return func(ctx context.Context) error {

@@ -124,7 +124,8 @@ func run(ctx context.Context, config *rest.Config, o *Options) error {
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
 
-// newProfiles returns the controller that limits the bandwidth of pods. It runs the informer of namespaces.
+// newProfiles returns the controller that limits the bandwidth of pods. It runs the informer of
+// namespaces.
 func newProfiles(clients *clients, recorder event.Recorder, namespaces cache.SharedIndexInformer) *profile.Controller {
 	return profile.New(profile.Options{
 		Namespaces: namespaces,
@@ -160,9 +161,9 @@ func endBoot(ctx context.Context, store *state.Store) (string, error) {
 	return bootID, err
 }
 
-// exposeSettings lets plugins of other projects write the kernel settings of the network, which they do at
-// /proc/sys: runtimes mount that read-only, and nothing over it. Where it cannot, plugins report the missing
-// setting.
+// exposeSettings lets plugins of other projects write the kernel settings of the network, which
+// they do at /proc/sys: runtimes mount that read-only, and nothing over it. Where it cannot,
+// plugins report the missing setting.
 func exposeSettings(ctx context.Context, o *Options) {
 	const settings = "/proc/sys/net"
 	nodes := filepath.Join(o.SysctlRoot, "net")
@@ -174,8 +175,9 @@ func exposeSettings(ctx context.Context, o *Options) {
 	}
 }
 
-// detectNetfilter logs the interface by which the agent speaks to the kernel's netfilter, and its features.
-// Pods without a floating IP do not depend on it, so the agent starts anyway, and is not ready.
+// detectNetfilter logs the interface by which the agent speaks to the kernel's netfilter, and its
+// features. Pods without a floating IP do not depend on it, so the agent starts anyway, and is not
+// ready.
 func detectNetfilter(ctx context.Context) *netfilter.Detector {
 	logger := klog.FromContext(ctx)
 	s, err := netfilter.Detect()
@@ -192,8 +194,8 @@ func detectNetfilter(ctx context.Context) *netfilter.Detector {
 	return &netfilter.Detector{Detect: netfilter.Detect}
 }
 
-// newJournal returns the journal of the kernel settings. An agent has one, which all writers of settings
-// share: each of two would lose the other's entries.
+// newJournal returns the journal of the kernel settings. An agent has one, which all writers of
+// settings share: each of two would lose the other's entries.
 func newJournal(o *Options) *settings.Journal {
 	return settings.NewJournal(settings.FileBeside(o.StateFile), o.SysctlRoot)
 }

@@ -53,7 +53,8 @@ func (s *segments) options() segment.Options {
 	return segment.Options{Codec: s.certificate.Codec, Answers: wire.Answers, Unicast: s.unicast, Refused: s.refused}
 }
 
-// refused tells of certificates that have ended: either node may have a wrong clock. The rest is of strangers.
+// refused tells of certificates that have ended: either node may have a wrong clock. The rest is of
+// strangers.
 func (s *segments) refused(err error) {
 	if errors.Is(err, datagram.ErrExpired) {
 		s.expired.Do(func() {
@@ -70,7 +71,8 @@ func (s *segments) open(link int) (answerer.Segment, error) {
 	return opened, nil
 }
 
-// hear calls heard with the messages that other nodes send to this node's InternalIP, until ctx ends.
+// hear calls heard with the messages that other nodes send to this node's InternalIP, until ctx
+// ends.
 func (s *segments) hear(ctx context.Context, heard func(answering.Message)) {
 	if s.unicast == nil {
 		return
@@ -81,14 +83,14 @@ func (s *segments) hear(ctx context.Context, heard func(answering.Message)) {
 	}
 }
 
-// self returns this node. Its UID is a claim of the agent's own token, since agents have no right to get Nodes; it is empty where
-// the agent has another kind of credentials.
+// self returns this node. Its UID is a claim of the agent's own token, since agents have no right
+// to get Nodes; it is empty where the agent has another kind of credentials.
 func self(o *Options, config *rest.Config) answering.Node {
 	return answering.Node{Name: o.NodeName, UID: nodeUID(config.BearerToken, o.NodeName)}
 }
 
-// nodeUID returns the UID of the node for whose pod a token of a ServiceAccount was made (KEP-4193), empty where it says none. The signature
-// is not verified: it is the agent's own token.
+// nodeUID returns the UID of the node for whose pod a token of a ServiceAccount was made
+// (KEP-4193), empty where it says none. The signature is not verified: it is the agent's own token.
 func nodeUID(token, node string) string {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

@@ -27,7 +27,8 @@ const (
 	servicesPatience = 5 * time.Second
 )
 
-// servicePrefixes are the prefixes to which pods with interfaces of their own send by their node. Methods are safe in parallel.
+// servicePrefixes are the prefixes to which pods with interfaces of their own send by their node.
+// Methods are safe in parallel.
 type servicePrefixes struct {
 	given []netip.Prefix
 	// list is nil where the API is not asked.
@@ -38,7 +39,8 @@ type servicePrefixes struct {
 	at     time.Time
 }
 
-// newServicePrefixes returns the prefixes of --service-prefixes, which the options' validation has read. list asks the API.
+// newServicePrefixes returns the prefixes of --service-prefixes, which the options' validation has
+// read. list asks the API.
 func newServicePrefixes(words []string, list func(context.Context, metav1.ListOptions) (*networkingv1.ServiceCIDRList, error)) *servicePrefixes {
 	given, ofAPI, _ := parseServicePrefixes(words)
 	if !ofAPI {
@@ -63,7 +65,8 @@ func parseServicePrefixes(words []string) (given []netip.Prefix, ofAPI bool, err
 	return given, ofAPI, nil
 }
 
-// prefixes returns all prefixes. It asks the API now and then, and returns an error while that has never answered.
+// prefixes returns all prefixes. It asks the API now and then, and returns an error while that has
+// never answered.
 func (s *servicePrefixes) prefixes() ([]netip.Prefix, error) {
 	s.mu.Lock()
 	listed, at := s.listed, s.at

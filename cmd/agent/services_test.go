@@ -38,7 +38,8 @@ func TestParseServicePrefixes(t *testing.T) {
 	}
 }
 
-// The API is asked once a minute at most. An ADD waits for its first answer, and for none after that.
+// The API is asked once a minute at most. An ADD waits for its first answer, and for none after
+// that.
 func TestServicePrefixes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, cidrs := 0, []string(nil)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-console serves the pages and the API of kubectl berth console in the cluster, for all of its users: each sees what the API
-// server lets them list. Its own rights only read; it asks Berth's programs, and with --writes it writes, with the token of the user.
+// Berth-console serves the pages and the API of kubectl berth console in the cluster, for all of
+// its users: each sees what the API server lets them list. Its own rights only read; it asks
+// Berth's programs, and with --writes it writes, with the token of the user.
 package main
 
 import (

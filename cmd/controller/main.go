@@ -68,7 +68,7 @@ func run(ctx context.Context, config *rest.Config, options *options) error {
 	return election.Run(ctx, kube.CoordinationV1(), election.Lease{
 		Namespace: options.work.Namespace, Name: options.leaseName,
 		Duration: 15 * time.Second, RenewDeadline: 10 * time.Second,
-		// No Release while workers still write. Two writers at once do no harm, because every write is conditional, but
-		// they are of no use.
+		// No Release while workers still write. Two writers at once do no harm, because every write is
+		// conditional, but they are of no use.
 	}, parts.Lead)
 }

@@ -91,7 +91,8 @@ func newUninstallCheckCommand(kubeconfig *string) *cobra.Command {
 // named is how many holders of a kind an error names.
 const named = 5
 
-// losses say for each kind of [v1alpha1.FloatingIPSpec.Holder] what an uninstall would take, and how its user frees it first.
+// losses say for each kind of [v1alpha1.FloatingIPSpec.Holder] what an uninstall would take, and
+// how its user frees it first.
 var losses = []struct {
 	kind, loss, remedy string
 	// forced says that release.force lets it happen. Nobody can clean a node below its pods.
@@ -103,8 +104,8 @@ var losses = []struct {
 	{"Node", "these nodes have addresses of their own, by which pods may leave (egress), and would lose them: %s", "Take spec.nodeAddresses and spec.egress out of their IPPools", true},
 }
 
-// unused returns an error, of one line, where anybody would lose an address, or pods their network. Helm notes an uninstall
-// that it began, and refuses to upgrade then: the error says how to go on.
+// unused returns an error, of one line, where anybody would lose an address, or pods their network.
+// Helm notes an uninstall that it began, and refuses to upgrade then: the error says how to go on.
 func (r release) unused(ips []v1alpha1.FloatingIP) error {
 	has := map[string][]string{}
 	for i := range ips {
@@ -140,8 +141,9 @@ func (r release) unused(ips []v1alpha1.FloatingIP) error {
 		strings.Join(why, "; "), forced, in, r.revision, in)
 }
 
-// settlePools writes into the status of pools that nobody has an address, as the records say. The policy in-use.berth.dev asks the
-// status, which berth-controller writes a moment later, or never, for Helm deletes it before the agents.
+// settlePools writes into the status of pools that nobody has an address, as the records say. The
+// policy in-use.berth.dev asks the status, which berth-controller writes a moment later, or never,
+// for Helm deletes it before the agents.
 func settlePools(ctx context.Context, berth *client.Client) error {
 	pools, err := berth.IPPools.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -158,7 +160,8 @@ func settlePools(ctx context.Context, berth *client.Client) error {
 	return nil
 }
 
-// clearServices takes the addresses of Berth out of the status of Services: nobody answers for them any more.
+// clearServices takes the addresses of Berth out of the status of Services: nobody answers for them
+// any more.
 func clearServices(ctx context.Context, kube kubernetes.Interface) error {
 	all, err := kube.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {

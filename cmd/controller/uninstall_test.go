@@ -98,7 +98,8 @@ func TestClearServices(t *testing.T) {
 	}
 }
 
-// The status of pools, which the policy asks, lags behind the records, and nobody corrects it while Helm deletes.
+// The status of pools, which the policy asks, lags behind the records, and nobody corrects it while
+// Helm deletes.
 func TestSettlePools(t *testing.T) {
 	counts := map[string]int64{"used": 3, "unused": 0}
 	w := ipamtest.NewServer()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-failover moves pods that asked for it from nodes that died. Several replicas may run; only the lease holder acts.
+// Berth-failover moves pods that asked for it from nodes that died. Several replicas may run; only
+// the lease holder acts.
 package main
 
 import (
@@ -82,8 +83,8 @@ func run(ctx context.Context, config *rest.Config, options *options) error {
 	}
 	return election.Run(ctx, kube.CoordinationV1(), election.Lease{
 		Namespace: options.namespace, Name: options.leaseName,
-		// Shorter than Kubernetes' own: another replica is to lead when a node is suspect, if the leader died with it. Two
-		// that lead for a moment do no harm.
+		// Shorter than Kubernetes' own: another replica is to lead when a node is suspect, if the leader
+		// died with it. Two that lead for a moment do no harm.
 		Duration: 10 * time.Second, RenewDeadline: 7 * time.Second,
 		// The next one leads at once after an upgrade: what this one still does is conditional.
 		Release: true,

@@ -57,8 +57,8 @@ func TestRestoreUsage(t *testing.T) {
 	}
 }
 
-// Flags mean the same in all commands: -n is a namespace, -o a format, -f a file, -w follows; all that write have --dry-run, and
-// the reference has the exit codes of each command.
+// Flags mean the same in all commands: -n is a namespace, -o a format, -f a file, -w follows; all
+// that write have --dry-run, and the reference has the exit codes of each command.
 func TestGrammar(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/kubectl-berth.md")
 	if err != nil {
@@ -91,7 +91,8 @@ func TestGrammar(t *testing.T) {
 	}
 }
 
-// expectCodes wants the exit codes of a command at its end and in the command's section of the reference.
+// expectCodes wants the exit codes of a command at its end and in the command's section of the
+// reference.
 func expectCodes(t *testing.T, of *cobra.Command, page string) {
 	t.Helper()
 	name := strings.TrimPrefix(of.CommandPath(), "kubectl berth ")

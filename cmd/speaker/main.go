@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-speaker announces the addresses of Routed pools that its node carries to routers, by BGP. It runs on each node, has no
-// capability, and reads routing table 98, which berth-agent writes. See ../../speaker/doc.go and ../../docs/how-to/bgp.md.
+// Berth-speaker announces the addresses of Routed pools that its node carries to routers, by BGP.
+// It runs on each node, has no capability, and reads routing table 98, which berth-agent writes.
+// See ../../speaker/doc.go and ../../docs/how-to/bgp.md.
 package main
 
 import (
@@ -37,8 +38,8 @@ func newCommand() *cobra.Command {
 		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 }
 
-// run announces until the context ends. The end of the process then closes the connections to routers, without a word, so
-// that they keep its paths for the next one.
+// run announces until the context ends. The end of the process then closes the connections to
+// routers, without a word, so that they keep its paths for the next one.
 func run(ctx context.Context, config *rest.Config, o *options) error {
 	objects, err := newObjects(config, o.nodeName)
 	if err != nil {
@@ -68,7 +69,8 @@ func run(ctx context.Context, config *rest.Config, o *options) error {
 	return err
 }
 
-// newObjects returns the watch of the objects that the speaker needs. Both kinds share a connection.
+// newObjects returns the watch of the objects that the speaker needs. Both kinds share a
+// connection.
 func newObjects(config *rest.Config, node string) (*objects, error) {
 	connections, err := rest.HTTPClientFor(config)
 	if err != nil {

@@ -55,8 +55,8 @@ func trimNode(obj any) (any, error) {
 	return obj, nil
 }
 
-// run calls configure with the objects, first when all are known, and after changes. A Node that is deleted keeps its labels:
-// its addresses are carried all the same.
+// run calls configure with the objects, first when all are known, and after changes. A Node that is
+// deleted keeps its labels: its addresses are carried all the same.
 func (w *objects) run(ctx context.Context, configure func(peers []*v1alpha1.BGPPeer, labels map[string]string)) {
 	var group sync.WaitGroup
 	defer group.Wait()

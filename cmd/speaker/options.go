@@ -41,7 +41,8 @@ func (o *options) Validate() error {
 	return errors.Join(append(errs, o.monitoring.Validate())...)
 }
 
-// routerID returns the node's BGP identifier. Two nodes of an autonomous system may not have the same.
+// routerID returns the node's BGP identifier. Two nodes of an autonomous system may not have the
+// same.
 func (o *options) routerID() netip.Addr {
 	if addr, err := netip.ParseAddr(o.nodeIP); err == nil && addr.Unmap().Is4() {
 		return addr.Unmap()

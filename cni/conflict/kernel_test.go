@@ -70,7 +70,8 @@ func targetsOf(addrs ...string) (all []Target) {
 	return all
 }
 
-// owners asks from a node, some times, and returns "address mac" of each host that has one of the addresses itself.
+// owners asks from a node, some times, and returns "address mac" of each host that has one of the
+// addresses itself.
 func owners(t *testing.T, from *netnstest.Host, addrs ...string) []string {
 	t.Helper()
 	var all, is4 []netip.Addr
@@ -154,8 +155,8 @@ func TestMovingAddress(t *testing.T) {
 	}
 }
 
-// A host that probes for an address that a node answers for by proxy, as DHCP clients do before they
-// take one, gets the node's answer, but none for other addresses and none after a withdrawal.
+// A host that probes for an address that a node answers for by proxy, as DHCP clients do before
+// they take one, gets the node's answer, but none for other addresses and none after a withdrawal.
 func TestHostsProbe(t *testing.T) {
 	t.Parallel()
 	w, _, b := nodes(t)

@@ -69,8 +69,8 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// Adopt leaves a connection that the kernel saw begin, whoever says that the other side began it, and replaces one that
-// the kernel took up from a packet of the other side.
+// Adopt leaves a connection that the kernel saw begin, whoever says that the other side began it,
+// and replaces one that the kernel took up from a packet of the other side.
 func TestAdoptPickedUp(t *testing.T) {
 	netnstest.Need(t)
 	h := netnstest.New(t)
@@ -154,7 +154,8 @@ func TestAdoptPickedUp(t *testing.T) {
 	}
 }
 
-// A connection whose destination is translated is known by the packets of its server alone, and stays as it is.
+// A connection whose destination is translated is known by the packets of its server alone, and
+// stays as it is.
 func TestAdoptTranslated(t *testing.T) {
 	netnstest.Need(t)
 	h := netnstest.New(t)

@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// EndConnections ends the connections of these pods that began before Put and do not leave as the Ways now say: the kernel
-// translates the packets of a connection as it did the first one. former are the addresses of the node that Ways had before.
-// Connections within the cluster go on.
+// EndConnections ends the connections of these pods that began before Put and do not leave as the
+// Ways now say: the kernel translates the packets of a connection as it did the first one. former
+// are the addresses of the node that Ways had before. Connections within the cluster go on.
 func EndConnections(all []Way, pods, former []netip.Addr) error {
 	if len(pods) == 0 {
 		return nil
@@ -53,7 +53,8 @@ func (w *Way) sends(from netip.AddrPort) bool {
 	return from.Addr() == w.Address && (w.Ports.isAll() || port == 0 || w.Ports.First <= port && port <= w.Ports.Last)
 }
 
-// Full returns how many ports the connections of the Ways have to the destination and port to which they have most, for each Way.
+// Full returns how many ports the connections of the Ways have to the destination and port to which
+// they have most, for each Way.
 func Full(all []Way) ([]int, error) {
 	type to struct {
 		way, protocol int

@@ -24,11 +24,12 @@ import (
 
 const port = 7007
 
-// patience of a client that gets an answer, on a busy machine too, and silence of one that gets none. No client sends a lost datagram again.
+// patience of a client that gets an answer, on a busy machine too, and silence of one that gets
+// none. No client sends a lost datagram again.
 const patience, silence = 30 * time.Second, time.Second
 
-// topology is a node with two pods on a bridge of another network plugin, another node with a pod, and the world outside, which
-// is the router of both of the node's networks.
+// topology is a node with two pods on a bridge of another network plugin, another node with a pod,
+// and the world outside, which is the router of both of the node's networks.
 type topology struct {
 	t                              *testing.T
 	node, pod, other, node2, world *netnstest.Host
@@ -39,7 +40,8 @@ type topology struct {
 	packets int
 }
 
-// Addresses of servers: outside, on the network of the node's address, on another node's pod, and on another node.
+// Addresses of servers: outside, on the network of the node's address, on another node's pod, and
+// on another node.
 var (
 	outside = []string{"198.51.100.10", "2001:db8:51::10"}
 	near    = []string{"10.0.80.50", "2001:db8:80::50"}
@@ -110,7 +112,8 @@ func newTopology(t *testing.T) *topology {
 	return w
 }
 
-// bridge makes the bridge of the pods, whose packets visit netfilter there, too, as kube-proxy needs it.
+// bridge makes the bridge of the pods, whose packets visit netfilter there, too, as kube-proxy
+// needs it.
 func (w *topology) bridge() {
 	w.t.Helper()
 	w.node.IP("link", "add", "cni0", "type", "bridge")
@@ -153,7 +156,8 @@ func (w *topology) masquerade(program, cluster string) {
 	}
 }
 
-// serve answers each datagram and connection to these addresses of the host with the address of its sender.
+// serve answers each datagram and connection to these addresses of the host with the address of its
+// sender.
 func serve(t *testing.T, h *netnstest.Host, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
@@ -205,8 +209,9 @@ func (w *topology) hear() {
 	w.t.Cleanup(func() { unix.Close(w.packets) })
 }
 
-// heard returns the sources of the packets since the last call that began a flow to a server outside. Later
-// packets of a flow may come after the caller has its answer, while the ways are others already.
+// heard returns the sources of the packets since the last call that began a flow to a server
+// outside. Later packets of a flow may come after the caller has its answer, while the ways are
+// others already.
 func (w *topology) heard() map[netip.Addr]bool {
 	w.t.Helper()
 	sources, b := map[netip.Addr]bool{}, make([]byte, 2000)
@@ -268,7 +273,8 @@ func askFor(patience time.Duration, from *netnstest.Host, network, server string
 	return string(answer), err
 }
 
-// sees fails the test unless servers of both families see these sources, by TCP and UDP, in the first packet.
+// sees fails the test unless servers of both families see these sources, by TCP and UDP, in the
+// first packet.
 func (w *topology) sees(from *netnstest.Host, servers, want []string) {
 	w.t.Helper()
 	w.heard()
@@ -286,7 +292,8 @@ func (w *topology) sees(from *netnstest.Host, servers, want []string) {
 	}
 }
 
-// silent fails the test unless packets to servers come nowhere, and a connection is refused at once with ENETUNREACH or EHOSTUNREACH where told.
+// silent fails the test unless packets to servers come nowhere, and a connection is refused at once
+// with ENETUNREACH or EHOSTUNREACH where told.
 func (w *topology) silent(from *netnstest.Host, servers []string, told bool) {
 	w.t.Helper()
 	w.heard()
@@ -347,8 +354,8 @@ func (w *topology) state() string {
 	return all.String() + out
 }
 
-// Packets of the pod leave with the address, from the first one, whoever masquerades behind. Nobody else's do, and the pod reaches all
-// of the cluster as itself.
+// Packets of the pod leave with the address, from the first one, whoever masquerades behind. Nobody
+// else's do, and the pod reaches all of the cluster as itself.
 func TestLeaves(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -401,7 +408,8 @@ func TestLeaves(t *testing.T) {
 	w.sees(w.pod, outside, primary)
 }
 
-// Exceptions leave as without us, and nothing leaves while the node has no address, or its link is down.
+// Exceptions leave as without us, and nothing leaves while the node has no address, or its link is
+// down.
 func TestExceptions(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -421,8 +429,9 @@ func TestExceptions(t *testing.T) {
 	w.node.IP("link", "set", "eth1", "up")
 }
 
-// An address that the node loses, because another node has it, leaves with no packet from then on, also of connections that began
-// before. The kernel sees to that, as whoever takes the address from the node knows nothing of pods.
+// An address that the node loses, because another node has it, leaves with no packet from then on,
+// also of connections that began before. The kernel sees to that, as whoever takes the address from
+// the node knows nothing of pods.
 func TestAddressTaken(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -456,7 +465,8 @@ func TestAddressTaken(t *testing.T) {
 	w.sees(w.other, outside, primary)
 }
 
-// With pools on the uplink itself, one in the subnet of the nodes and one in another, pods of other nodes and Services are none of it.
+// With pools on the uplink itself, one in the subnet of the nodes and one in another, pods of other
+// nodes and Services are none of it.
 func TestUplink(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

@@ -24,8 +24,8 @@ type Lead struct {
 	Address netip.Addr
 	// Link is the index of the link to its network.
 	Link int
-	// Size is the number of ports of a block, a power of two, and Nodes has the nodes' own addresses in the network, by the first
-	// port of their block. This node is not among them.
+	// Size is the number of ports of a block, a power of two, and Nodes has the nodes' own addresses
+	// in the network, by the first port of their block. This node is not among them.
 	Size  uint16
 	Nodes map[uint16]netip.Addr
 }
@@ -51,8 +51,8 @@ func PutLeads(all []Lead) error {
 	return errors.Join(errs...)
 }
 
-// putReverse has the look-up of the way back to these addresses find the link. Package wire leads what arrives by the link nowhere, so
-// that the kernel answers for the addresses.
+// putReverse has the look-up of the way back to these addresses find the link. Package wire leads
+// what arrives by the link nowhere, so that the kernel answers for the addresses.
 func putReverse(family int, all []Lead) error {
 	rules, err := rtnl.Rules(family)
 	if err != nil {
@@ -128,7 +128,8 @@ func leadTable(ip *nftables.IP, all []Lead) *nftables.Table {
 	return t
 }
 
-// rules returns the rules for packets to the address, by the port of the node that sent what they answer.
+// rules returns the rules for packets to the address, by the port of the node that sent what they
+// answer.
 func (l *Lead) rules(ip *nftables.IP) []nftables.Rule {
 	mask := ^(l.Size - 1)
 	lead := func(offset uint32) nftables.Statement {

@@ -44,7 +44,8 @@ func newCarrier(w *topology, last string) *carrier {
 	return (&carrier{Host: h, w: w}).forward()
 }
 
-// forward has the node be one that forwards, with the strictest filter, and says which index its link has.
+// forward has the node be one that forwards, with the strictest filter, and says which index its
+// link has.
 func (c *carrier) forward() *carrier {
 	c.w.t.Helper()
 	c.Run(func() (err error) {
@@ -55,7 +56,8 @@ func (c *carrier) forward() *carrier {
 	return c
 }
 
-// lead has the node lead answers to the one with the pods, unless it is that node itself, and then answer for the addresses.
+// lead has the node lead answers to the one with the pods, unless it is that node itself, and then
+// answer for the addresses.
 func (c *carrier) lead() {
 	c.w.t.Helper()
 	c.Run(func() error {
@@ -145,8 +147,9 @@ func (s *stream) comesFrom(address string) {
 	}
 }
 
-// A pod leaves with an address that no node has: TCP, UDP in fragments, pings. Another node leads the answers to its node, and a third one goes
-// on in the middle of a connection in which the server speaks first. Neither tracks anything.
+// A pod leaves with an address that no node has: TCP, UDP in fragments, pings. Another node leads
+// the answers to its node, and a third one goes on in the middle of a connection in which the
+// server speaks first. Neither tracks anything.
 func TestBlock(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -250,7 +253,8 @@ func TestBlockOnCarrier(t *testing.T) {
 		return errors.Join(wire.New("").RemoveService(netip.MustParseAddr(shared[0])), wire.New("").RemoveService(netip.MustParseAddr(shared[1])))
 	})
 	w.sees(w.pod, outside, shared)
-	// A pod of the carrier that has a floating IP, and a rule for what its connections do not know, as kube-proxy has one.
+	// A pod of the carrier that has a floating IP, and a rule for what its connections do not know, as
+	// kube-proxy has one.
 	floating := netnstest.New(t)
 	first.IP("link", "add", "float", "type", "veth", "peer", "name", "eth0", "netns", floating.Path())
 	first.IP("link", "set", "float", "up")
@@ -301,8 +305,8 @@ func TestBlockMTU(t *testing.T) {
 	first.tracksNothing()
 }
 
-// A full block lets no more connections to one destination and port begin, but others. What the node denies, or no answer could find, does not
-// leave, and nobody's answers go nowhere.
+// A full block lets no more connections to one destination and port begin, but others. What the
+// node denies, or no answer could find, does not leave, and nobody's answers go nowhere.
 func TestBlockFull(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -420,7 +424,8 @@ func TestNoBlock(t *testing.T) {
 	}
 }
 
-// Two namespaces share the network of one pool, and its number: each has its own address, also where the node's own is another one.
+// Two namespaces share the network of one pool, and its number: each has its own address, also
+// where the node's own is another one.
 func TestBlocksOfOneNetwork(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

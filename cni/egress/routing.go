@@ -16,9 +16,10 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Marks of our state in the kernel. They may never change: by them a new version finds the state of an old one. The rules
-// come after the ones of package wire for packets to pods, and before the ones for packets from pods; the ones of addresses whose answers
-// the node leads to others come before all.
+// Marks of our state in the kernel. They may never change: by them a new version finds the state of
+// an old one. The rules come after the ones of package wire for packets to pods, and before the
+// ones for packets from pods; the ones of addresses whose answers the node leads to others come
+// before all.
 const (
 	tables          = 0x65000000 // the number of the Way is added
 	priorityArrive  = 32288

@@ -15,7 +15,8 @@ import (
 const TableName = "berth-egress"
 
 const (
-	// beforeRouting comes after the chains of other programs, so that a mark that they give a packet does not replace ours.
+	// beforeRouting comes after the chains of other programs, so that a mark that they give a packet
+	// does not replace ours.
 	beforeRouting = 290
 	// beforeSourceNAT comes before the source NAT of all others, also Berth's.
 	beforeSourceNAT = 80
@@ -47,7 +48,8 @@ func protocolSet(protocols ...byte) *nftables.Set {
 	return &nftables.Set{Name: portProtocols, Key: []nftables.Type{nftables.InetProto}, Constant: true, Elements: nftables.Keys(keys...)}
 }
 
-// tableOf returns the table. Its chains have the rules of all families, as one family may have none.
+// tableOf returns the table. Its chains have the rules of all families, as one family may have
+// none.
 func tableOf(all []Way) *table {
 	t := &table{nftables.Table{Family: nftables.INet, Name: TableName, Counters: []string{refusedCounter}}}
 	t.Sets = append(t.Sets, protocolSet(unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6))
@@ -104,7 +106,8 @@ func tableOf(all []Way) *table {
 	return t
 }
 
-// translate gives a packet the source of the Way. Without ports, no answer to a protocol would find the node: it is refused.
+// translate gives a packet the source of the Way. Without ports, no answer to a protocol would find
+// the node: it is refused.
 func (w *Way) translate(ip *nftables.IP) nftables.Statement {
 	if w.Ports.isAll() {
 		return ip.SNAT(w.Address)
@@ -125,7 +128,8 @@ var notRouted = []netip.Prefix{
 	netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 }
 
-// choose returns the rules for packets of the Way's pods: after them a packet has the mark, or goes as without us.
+// choose returns the rules for packets of the Way's pods: after them a packet has the mark, or goes
+// as without us.
 func (w *Way) choose(ip *nftables.IP) []nftables.Rule {
 	var all []nftables.Rule
 	for _, p := range notRouted {
@@ -160,7 +164,8 @@ func to(ip *nftables.IP, p netip.Prefix) nftables.Statement {
 	return ip.DAddr.And(all...).Is(p.Masked().Addr().AsSlice()...)
 }
 
-// Pods returns the addresses of pods that the kernel has leave so, with the name of their Way's chain.
+// Pods returns the addresses of pods that the kernel has leave so, with the name of their Way's
+// chain.
 func Pods() (map[netip.Addr]string, error) {
 	t := tableOf(nil)
 	contents, err := t.Contents()

@@ -391,8 +391,8 @@ func TestSilenceBeforeWiring(t *testing.T) {
 	expectFirst(t, s, false)
 }
 
-// TestClose: an interface on a bridge is silent until Restore, and its container keeps its routes; of another one Close says that it
-// cannot, and leaves it as it is.
+// TestClose: an interface on a bridge is silent until Restore, and its container keeps its routes;
+// of another one Close says that it cannot, and leaves it as it is.
 func TestClose(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -427,7 +427,8 @@ func TestClose(t *testing.T) {
 	expectFirst(t, s, true)
 }
 
-// Links has what plugins made in a container, and nothing where the container is gone or its path leads to the node.
+// Links has what plugins made in a container, and nothing where the container is gone or its path
+// leads to the node.
 func TestLinks(t *testing.T) {
 	netnstest.Need(t)
 	node, pod := netnstest.New(t), netnstest.New(t)

@@ -149,8 +149,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// The connections of several changes are read once. Those that could not be ended are, by the next call, unless
-// a later change leads them where they go.
+// The connections of several changes are read once. Those that could not be ended are, by the next
+// call, unless a later change leads them where they go.
 func TestEndConnections(t *testing.T) {
 	flow := func(pod string) *conntrack.Flow {
 		return &conntrack.Flow{

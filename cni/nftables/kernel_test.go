@@ -66,7 +66,7 @@ func TestSync(t *testing.T) {
 	})
 }
 
-// Check reports every difference and Sync mends it; elements that others own stay where the rules
+// Check reports every difference and Sync fixes it; elements that others own stay where the rules
 // are right.
 func TestSyncMends(t *testing.T) {
 	link := AppendName(nil, "eth0")
@@ -148,7 +148,8 @@ func TestCheckRules(t *testing.T) {
 	})
 }
 
-// A transaction is the first one since a moment only where it changed something, and none came before it.
+// A transaction is the first one since a moment only where it changed something, and none came
+// before it.
 func TestCommitAfter(t *testing.T) {
 	table := sample()
 	element := func(last byte) *Transaction {

@@ -381,11 +381,12 @@ var (
 // KeepSource translates the source to itself: the first translation of a connection counts.
 func (ip *IP) KeepSource() Statement { return statement(ip.SAddr.into(0), ip.snat()) }
 
-// SNAT makes an address the source, with ports that two connections do not choose alike: any, or the first to the last of ports, which
-// are ids in ICMP.
+// SNAT makes an address the source, with ports that two connections do not choose alike: any, or
+// the first to the last of ports, which are ids in ICMP.
 func (ip *IP) SNAT(to netip.Addr, ports ...uint16) Statement {
 	all := immediate(0, to.AsSlice())
-	// The kernel lists the first flag, too, which follows from the address, and the second one, which follows from ports.
+	// The kernel lists the first flag, too, which follows from the address, and the second one, which
+	// follows from ports.
 	flags := uint32(unix.NF_NAT_RANGE_MAP_IPS | unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
 	var more [][]byte
 	for i, kind := range []uint16{unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX}[:len(ports)] {
@@ -402,8 +403,8 @@ func immediate(word int, data []byte) []byte {
 	return expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register(word)), value(unix.NFTA_IMMEDIATE_DATA, data))
 }
 
-// Lead sends a packet on as it is, from the link, to the neighbour that a map has for the fields, and drops it here. It does nothing where
-// they are not in it. The table must be of one family.
+// Lead sends a packet on as it is, from the link, to the neighbour that a map has for the fields,
+// and drops it here. It does nothing where they are not in it. The table must be of one family.
 func Lead(neighbours string, link int, fields ...Field) Statement {
 	const addr, device = 0, 4                                                    // an address of IPv6 has four words
 	by := immediate(device, binary.NativeEndian.AppendUint32(nil, uint32(link))) //nolint:gosec // the kernel's indexes are positive

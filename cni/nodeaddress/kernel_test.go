@@ -99,8 +99,9 @@ func (w *topology) way(texts []string, args ...string) {
 
 var both = []string{"10.0.80.11/24", "2001:db8:80::11/64"}
 
-// A node gets an address in another network: the host there reaches it, and the node reaches the host from the address, with a strict reverse
-// path filter, too. Nothing else of the node changes, not the way of pods' packets, and in the end nothing is left.
+// A node gets an address in another network: the host there reaches it, and the node reaches the
+// host from the address, with a strict reverse path filter, too. Nothing else of the node changes,
+// not the way of pods' packets, and in the end nothing is left.
 func TestOtherNetwork(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -135,7 +136,8 @@ func TestOtherNetwork(t *testing.T) {
 	w.way([]string{"via 10.0.60.1", "src 10.0.60.11"}, "10.0.90.1")
 	w.way([]string{"via 2001:db8:60::1", "src 2001:db8:60::11"}, "2001:db8:90::1")
 	w.way([]string{"via 2001:db8:60::1", "src 2001:db8:60::11"}, "2001:db8:81::1") // ::80 is nearer
-	// Packets of pods leave by the rules of package wire, and where these are none by the node's routes.
+	// Packets of pods leave by the rules of package wire, and where these are none by the node's
+	// routes.
 	mark := fmt.Sprint(netfilter.Mark)
 	w.node.IP("link", "add", "pod", "type", "veth", "peer", "name", "peer")
 	w.node.IP("link", "set", "pod", "up")
@@ -191,7 +193,8 @@ func TestOwnRoutes(t *testing.T) {
 	}
 }
 
-// Two pools may have one subnet. The kernel removes with the first address of a subnet the others, of which one may be the node's own.
+// Two pools may have one subnet. The kernel removes with the first address of a subnet the others,
+// of which one may be the node's own.
 func TestSameSubnet(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -256,8 +259,8 @@ func TestLinkDown(t *testing.T) {
 	}
 }
 
-// The link of a VLAN is the one that the node's configuration made, or the bridge over it. A link of Berth's for pods is none for the
-// node, and a VLAN without a link is named.
+// The link of a VLAN is the one that the node's configuration made, or the bridge over it. A link
+// of Berth's for pods is none for the node, and a VLAN without a link is named.
 func TestLinkFor(t *testing.T) {
 	t.Parallel()
 	netnstest.NeedLinks(t, "vlan")

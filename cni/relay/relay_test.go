@@ -52,7 +52,8 @@ func TestConnect(t *testing.T) {
 	_ = conn.Close()
 }
 
-// A node whose agent ended, hangs or breaks off is as ready as it was; a node that has just started is not.
+// A node whose agent ended, hangs or breaks off is as ready as it was; a node that has just started
+// is not.
 func TestStatusWithoutAgent(t *testing.T) {
 	listen := func(t *testing.T, path string) *net.UnixListener {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

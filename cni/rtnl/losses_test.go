@@ -10,7 +10,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// A reader that is too slow is told that it has missed events, and the channel ends: a loss that counts may be among them.
+// A reader that is too slow is told that it has missed events, and the channel ends: a loss that
+// counts may be among them.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)

@@ -89,7 +89,8 @@ func (w *topology) connect(p *testPod, n int) {
 	plug(p.Host, "eth0", p.v4+"/24", p.v6+"/64")
 	p.IP("route", "add", "default", "via", fmt.Sprintf("10.8.%d.1", n))
 	p.IP("-6", "route", "add", "default", "via", fmt.Sprintf("2001:db8:8:%d::1", n))
-	// The kernel says some time later that the link has its carrier, and tests compare the state of links.
+	// The kernel says some time later that the link has its carrier, and tests compare the state of
+	// links.
 	netnstest.Eventually(w.t, func() error {
 		return w.node.Try(func() error { return isUp(p.Links[0]) })
 	})

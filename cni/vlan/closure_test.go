@@ -54,7 +54,8 @@ func (c *closing) silent() {
 	}
 }
 
-// answers fails the test where a host outside gets none. A question of before, which nobody answered, ends a ping.
+// answers fails the test where a host outside gets none. A question of before, which nobody
+// answered, ends a ping.
 func (c *closing) answers() {
 	c.t.Helper()
 	for _, a := range c.spec.Addresses {
@@ -80,8 +81,9 @@ func (c *closing) inside() string {
 	return strings.NewReplacer(" DOWN ", " UP ", " LOWERLAYERDOWN ", " UP ").Replace(b.String())
 }
 
-// After Close hosts outside get no answer for the pod's addresses, and its neighbours on the node go on; filters that are put
-// back do not open it; Repair and ADD do. While the uplink is cut nothing opens it, and nothing is missing.
+// After Close hosts outside get no answer for the pod's addresses, and its neighbours on the node
+// go on; filters that are put back do not open it; Repair and ADD do. While the uplink is cut
+// nothing opens it, and nothing is missing.
 func TestClose(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {

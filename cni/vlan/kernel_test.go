@@ -200,7 +200,8 @@ var networkTypes = map[string]struct {
 	"pure on a VLAN":    {networkType{Config{Mode: Pure}, 7}, []string{"vlan"}},
 }
 
-// eachType runs a test for every network type, each in namespaces of its own: most wait for packets that do not come.
+// eachType runs a test for every network type, each in namespaces of its own: most wait for packets
+// that do not come.
 func eachType(t *testing.T, run func(t *testing.T, w *topology)) {
 	for name, c := range networkTypes {
 		t.Run(name, func(t *testing.T) {

@@ -22,9 +22,10 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// homes are the addresses of a node of one family: the first of its uplink, a further one of its uplink, the one of
-// its first link, which is not the uplink, and one that it takes later. Then the container's, of which the second has a gateway of its
-// own, a Service's, and one from which a mesh has the node's probes come, which no host has.
+// homes are the addresses of a node of one family: the first of its uplink, a further one of its
+// uplink, the one of its first link, which is not the uplink, and one that it takes later. Then the
+// container's, of which the second has a gateway of its own, a Service's, and one from which a mesh
+// has the node's probes come, which no host has.
 type homes struct{ node, second, first, later, own, further, service, mesh string }
 
 var bothHomes = []homes{
@@ -32,14 +33,16 @@ var bothHomes = []homes{
 	{"2001:db8:60::11", "2001:db8:60::21", "2001:db8:90::9", "2001:db8:90::10", "2001:db8:70::5", "2001:db8:70::9", "2001:db8:96::1", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"},
 }
 
-// portRedirected is of connections that a REDIRECT leads to servicePort, on the node and in the container.
+// portRedirected is of connections that a REDIRECT leads to servicePort, on the node and in the
+// container.
 const portRedirected = 8080
 
 // portOfMesh is of connections for which a mesh gives the node another source.
 const portOfMesh = 8081
 
-// TestMultihomed: a node has several addresses, also on a link before its uplink. All are addresses by which the
-// container and the node reach each other, and host ports and NodePorts reach the container.
+// TestMultihomed: a node has several addresses, also on a link before its uplink. All are addresses
+// by which the container and the node reach each other, and host ports and NodePorts reach the
+// container.
 func TestMultihomed(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
@@ -86,8 +89,9 @@ func TestMultihomed(t *testing.T) {
 	})
 }
 
-// The node's addresses change: it takes a virtual address and loses it to another host, and its uplink gets another one.
-// CheckNode sees it, and after Filter, or Repair where it is the address that the node talks from, the container reaches the address where it is.
+// The node's addresses change: it takes a virtual address and loses it to another host, and its
+// uplink gets another one. CheckNode sees it, and after Filter, or Repair where it is the address
+// that the node talks from, the container reaches the address where it is.
 func TestNodeAddressesChange(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
@@ -96,7 +100,7 @@ func TestNodeAddressesChange(t *testing.T) {
 		for _, h := range []*netnstest.Host{a.Host, w.nodeA, w.client} {
 			serve(t, h, servicePort)
 		}
-		changed := func(what string, mend func(Spec) error, lines ...string) {
+		changed := func(what string, fix func(Spec) error, lines ...string) {
 			t.Helper()
 			w.nodeA.IPBatch(strings.Join(lines, "\n") + "\n")
 			settled(t, w.nodeA)
@@ -104,7 +108,7 @@ func TestNodeAddressesChange(t *testing.T) {
 				if err := d.CheckNode(a.spec); !errors.Is(err, ErrNotWired) {
 					t.Errorf("%s: CheckNode() = %v, want ErrNotWired", what, err)
 				}
-				return errors.Join(mend(a.spec), d.Check(a.spec))
+				return errors.Join(fix(a.spec), d.Check(a.spec))
 			})
 		}
 		changed("a virtual address comes", d.Filter, "addr add 192.0.2.10/32 dev eth0", "addr add 2001:db8:90::10/128 dev eth0 nodad")
@@ -135,7 +139,8 @@ func TestNodeAddressesChange(t *testing.T) {
 	})
 }
 
-// A node's addresses are on their links, whatever node links repeat, of which some may come before the uplink.
+// A node's addresses are on their links, whatever node links repeat, of which some may come before
+// the uplink.
 func TestRepeatedAddresses(t *testing.T) {
 	t.Parallel()
 	eachPlain(t, func(t *testing.T, w *topology) {
@@ -175,7 +180,8 @@ func TestRepeatedAddresses(t *testing.T) {
 		address(w.nodeA, "eth9", "10.0.60.11/24", "2001:db8:60::11/64")
 		settled(t, w.nodeA)
 		expect("eth9")
-		// What the node's end repeats goes with the address that it repeats, with a withdrawal and with the link.
+		// What the node's end repeats goes with the address that it repeats, with a withdrawal and with
+		// the link.
 		w.nodeA.Run(func() error { return errors.Join(d.Repair(a.spec), d.CheckNode(a.spec), d.Withdraw(a.spec)) })
 		if have := w.nodeA.IP("-o", "addr", "show", "dev", NodeLink("a", "eth0")); strings.Contains(have, "10.0.60.11") || strings.Contains(have, "2001:db8:60::11") {
 			t.Errorf("a withdrawn container's link has the node's address still: %s", have)
@@ -247,7 +253,8 @@ func settled(t *testing.T, h *netnstest.Host) {
 	})
 }
 
-// redirect leads connections that come by a link to another port of the host itself, with the kernel's REDIRECT.
+// redirect leads connections that come by a link to another port of the host itself, with the
+// kernel's REDIRECT.
 func redirect(t *testing.T, h *netnstest.Host, link string) {
 	t.Helper()
 	h.Run(func() error {
@@ -268,7 +275,8 @@ func redirect(t *testing.T, h *netnstest.Host, link string) {
 	})
 }
 
-// translateSource gives connections of the node to portOfMesh another source, as Istio's ambient mode does for the kubelet's.
+// translateSource gives connections of the node to portOfMesh another source, as Istio's ambient
+// mode does for the kubelet's.
 func translateSource(to string) error {
 	conn, err := nftables.New()
 	if err != nil {

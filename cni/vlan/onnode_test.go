@@ -9,7 +9,8 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// A node that has the address of a pod itself carries it to no pod of any type, and says so of pods that run.
+// A node that has the address of a pod itself carries it to no pod of any type, and says so of pods
+// that run.
 func TestAddressOnNode(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {

@@ -11,9 +11,10 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// A container that changes its own routes does not get past its pool's gateway by its node link: the node
-// forwards from there to no network, also not to its other containers, and with no source. It forwards answers
-// of the container, and the connections that it translates (TestTranslatedConnections).
+// A container that changes its own routes does not get past its pool's gateway by its node link:
+// the node forwards from there to no network, also not to its other containers, and with no source.
+// It forwards answers of the container, and the connections that it translates
+// (TestTranslatedConnections).
 func TestNodeLinkLeadsNowhere(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {

@@ -139,7 +139,8 @@ func TestKeepsSecluded(t *testing.T) {
 				}
 				return errors.Join(d.Repair(p.spec), d.CheckNode(p.spec))
 			})
-			// The node asked for the client from this address before, and may ask again whether it is there: the client knows its MAC then.
+			// The node asked for the client from this address before, and may ask again whether it is there:
+			// the client knows its MAC then.
 			w.nodeA.IP("neigh", "flush", "dev", lower)
 			w.client.IP("neigh", "flush", "to", "10.0.60.11")
 			if answersARP() {

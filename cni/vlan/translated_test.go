@@ -130,7 +130,8 @@ func (w *topology) translatedCases(f translatedFamily, a, beside *pod) []transla
 	if w.config.Mode == Pure {
 		seen, elsewhere, fromBeside = f.own, f.own, f.beside
 	}
-	// By a Service: the container's packets come to its node by the node link, or because the node routes for it.
+	// By a Service: the container's packets come to its node by the node link, or because the node
+	// routes for it.
 	service := struct{ same, node, other, self, beside string }{f.node, f.own, f.node, f.node, f.node}
 	switch {
 	case w.config.Mode == Pure:

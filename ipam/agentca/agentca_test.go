@@ -22,7 +22,8 @@ func authority(t *testing.T, cluster string) *Authority {
 	return a
 }
 
-// A certificate is of its node and its key, for datagrams only, and valid for a month, also by a clock that is a few minutes behind.
+// A certificate is of its node and its key, for datagrams only, and valid for a month, also by a
+// clock that is a few minutes behind.
 func TestCertify(t *testing.T) {
 	a := authority(t, "c")
 	public, _, err := ed25519.GenerateKey(nil)
@@ -56,8 +57,8 @@ func TestCertify(t *testing.T) {
 	}
 }
 
-// An authority is read as it was written, and serves its own cluster, for a year. A certificate that it signs on its last day ends
-// before it does.
+// An authority is read as it was written, and serves its own cluster, for a year. A certificate
+// that it signs on its last day ends before it does.
 func TestAuthority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := authority(t, "c")
@@ -99,8 +100,8 @@ func TestAuthority(t *testing.T) {
 	})
 }
 
-// A new authority is in the bundle before it signs, which the first one does, and the old one stays until all that it signed has
-// ended. What is of another cluster goes at once.
+// A new authority is in the bundle before it signs, which the first one does, and the old one stays
+// until all that it signed has ended. What is of another cluster goes at once.
 func TestNextBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, clone := authority(t, "c"), authority(t, "clone")

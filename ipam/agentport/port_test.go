@@ -103,7 +103,8 @@ func (e ending) Err() error {
 	}
 }
 
-// A program that does not answer has had the caller's time, if that is shorter, and the error says so.
+// A program that does not answer has had the caller's time, if that is shorter, and the error says
+// so.
 func TestNoAnswer(t *testing.T) {
 	ctx := ending{t.Context(), make(chan struct{})}
 	heard := heard{hangs: func() { close(ctx.passed) }}
@@ -145,7 +146,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// A program is asked with a token of the account and for the audience of the question, and says itself why it does not answer.
+// A program is asked with a token of the account and for the audience of the question, and says
+// itself why it does not answer.
 func TestAsk(t *testing.T) {
 	var heard heard
 	question := Question{
@@ -165,8 +167,8 @@ func TestAsk(t *testing.T) {
 	if heard.body != "" {
 		t.Errorf("the question without a body has %q", heard.body)
 	}
-	question.Body = []byte(`{"reason":"mended"}`)
-	if _, err := ports.Ask(t.Context(), question); err != nil || heard.body != `application/json {"reason":"mended"}` {
+	question.Body = []byte(`{"reason":"fixed"}`)
+	if _, err := ports.Ask(t.Context(), question); err != nil || heard.body != `application/json {"reason":"fixed"}` {
 		t.Errorf("Ask() = %v, with the body %q", err, heard.body)
 	}
 	ports = heard.serve(t, "this replica does not lead", http.StatusConflict)

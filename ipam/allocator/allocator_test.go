@@ -33,8 +33,8 @@ func TestFreedAddressIsGivenLast(t *testing.T) {
 	}
 }
 
-// A new process does not know when addresses were freed before it. It goes on behind the address that was created
-// last, and addresses that it saw freed come after all others.
+// A new process does not know when addresses were freed before it. It goes on behind the address
+// that was created last, and addresses that it saw freed come after all others.
 func TestOrderOutlivesRestart(t *testing.T) {
 	begin := time.Unix(1_700_000_000, 0)
 	for _, test := range []struct {
@@ -247,8 +247,8 @@ type countedPods struct {
 func (p *countedPods) Gone(r *Record) bool { p.asked++; return p.gone[r.PodUID] }
 func (p *countedPods) Lost(*Record) bool   { return false }
 
-// For a pod of an owner with many addresses, the book looks at as many of each pool as the pod needs, and asks
-// about no pod that has the others.
+// For a pod of an owner with many addresses, the book looks at as many of each pool as the pod
+// needs, and asks about no pod that has the others.
 func TestHeldByALargeOwner(t *testing.T) {
 	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
 	pods := &countedPods{gone: map[string]bool{"pod-350": true}}
@@ -319,8 +319,9 @@ func TestHeldByALargeOwner(t *testing.T) {
 		if !slices.Equal(got, step.want) {
 			t.Errorf("%s: pod %s has the choice of %v, want %v", step.name, step.uid, got, step.want)
 		}
-		// Two of each pool, or one more that had a pod of the name or is the pod's own; the pods of addresses
-		// that came idle, and once one that turned out to be there, which is asked about again where it is listed.
+		// Two of each pool, or one more that had a pod of the name or is the pod's own; the pods of
+		// addresses that came idle, and once one that turned out to be there, which is asked about again
+		// where it is listed.
 		if looked > 5 || pods.asked > 4 && at > 0 {
 			t.Errorf("%s: the book looked at %d addresses and asked about %d pods", step.name, looked, pods.asked)
 		}
@@ -699,7 +700,8 @@ func entryOf(record Record) *entry {
 	return e
 }
 
-// The book lists what pods of a kind hold or what has to be detached, not what is promised to them or retained.
+// The book lists what pods of a kind hold or what has to be detached, not what is promised to them
+// or retained.
 func TestRecordsHeldBy(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9")})

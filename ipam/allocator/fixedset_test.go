@@ -106,8 +106,8 @@ func TestFixedSet(t *testing.T) {
 	})
 }
 
-// A pod of a large set costs as much as one of a small set: when the set is full, when pods of it have
-// ended, when all have, and when caches that were behind have them again.
+// A pod of a large set costs as much as one of a small set: when the set is full, when pods of it
+// have ended, when all have, and when caches that were behind have them again.
 func TestFixedSetSteps(t *testing.T) {
 	const n = 5000
 	web := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}

@@ -128,14 +128,15 @@ func (m *model) reserve(addr netip.Addr, pod string, owner Owner) {
 	m.reserved[addr], m.owners[addr] = pod, owner
 }
 
-// isPromised says whether the address is promised to a pod which the given one of an owner does not replace.
+// isPromised says whether the address is promised to a pod which the given one of an owner does not
+// replace.
 func (m *model) isPromised(addr netip.Addr, owner Owner, podUID string) bool {
 	by := m.reserved[addr]
 	return by != "" && by != podUID && (owner.PodName == "" || !m.owners[addr].SameWorkload(owner))
 }
 
-// ownerOf returns the owner whose address it is: the recorded one, or the one of the pod to which it is promised while
-// nobody has it or it rests for pods of a namespace.
+// ownerOf returns the owner whose address it is: the recorded one, or the one of the pod to which
+// it is promised while nobody has it or it rests for pods of a namespace.
 func (m *model) ownerOf(addr netip.Addr) (Owner, bool) {
 	record, stored := m.stored[addr]
 	switch {

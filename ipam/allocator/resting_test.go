@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// restingFor is the record of an address that rests, and that meanwhile pods of a namespace may have.
+// restingFor is the record of an address that rests, and that meanwhile pods of a namespace may
+// have.
 func restingFor(addr, namespaceUID string) Record {
 	return Record{Addr: netip.MustParseAddr(addr), Cooling: true, NamespaceUID: namespaceUID, UID: addr, Version: 1}
 }
@@ -78,8 +79,8 @@ func TestResting(t *testing.T) {
 	}
 }
 
-// A pod gets an address at rest only if it rests for the pod's namespace, the pod may have it by the cap and by the
-// limit of its owner, and no other pod has it.
+// A pod gets an address at rest only if it rests for the pod's namespace, the pod may have it by
+// the cap and by the limit of its owner, and no other pod has it.
 func TestReserveResting(t *testing.T) {
 	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "1"}
 	capped := testPool("a", "10.0.0.1", "10.0.0.2")
@@ -160,8 +161,8 @@ func TestFixedSetCountsPromisesFromRest(t *testing.T) {
 	})
 }
 
-// All or none: a reservation that fails half-way keeps nothing, also if a pool has fewer addresses than its
-// capacity says.
+// All or none: a reservation that fails half-way keeps nothing, also if a pool has fewer addresses
+// than its capacity says.
 func TestReserveFailsHalfWay(t *testing.T) {
 	book := New(nil)
 	pool := testPool("a", "10.0.0.1", "10.0.0.1")
@@ -182,8 +183,8 @@ func TestReserveFailsHalfWay(t *testing.T) {
 	}
 }
 
-// A list of the API server leaves out objects that are gone. The book finds these, but no objects that are newer
-// than the list, and no rest without an object.
+// A list of the API server leaves out objects that are gone. The book finds these, but no objects
+// that are newer than the list, and no rest without an object.
 func TestWithout(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9")})
@@ -213,7 +214,8 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// An API server that was restored from a backup has objects at versions that the book saw replaced or deleted.
+// An API server that was restored from a backup has objects at versions that the book saw replaced
+// or deleted.
 func TestObserveAt(t *testing.T) {
 	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
 	record := func(version uint64, pod string) Record {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assignments gives nodes the addresses of pools with spec.nodeAddresses. A Node is an owner
-// in a [preallocation.Loop], with one address of each such pool that it belongs to. The package writes
-// one NodeAssignment for each node, by which the node's agent learns them: of FloatingIPs that say that
-// the node has the address, and of no others. It takes no address from a node; package reclaim
-// does, and the address leaves the NodeAssignment when its FloatingIP says so.
+// Package assignments gives nodes the addresses of pools with spec.nodeAddresses. A Node is an
+// owner in a [preallocation.Loop], with one address of each such pool that it belongs to. The
+// package writes one NodeAssignment for each node, by which the node's agent learns them: of
+// FloatingIPs that say that the node has the address, and of no others. It takes no address from a
+// node; package reclaim does, and the address leaves the NodeAssignment when its FloatingIP says
+// so.
 //
 // It also writes which addresses of Services a node carries, as package services decides
 // ([Assignments.Carry]), and on pods what they got, as their node's agent tells there.
@@ -44,8 +45,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventNoNodeAddress (Warning on Node): a pool with spec.nodeAddresses has no address for the node; the note begins with
-// the reason. Do: enlarge the pool, see docs/how-to/node-addresses.md.
+// EventNoNodeAddress (Warning on Node): a pool with spec.nodeAddresses has no address for the node;
+// the note begins with the reason. Do: enlarge the pool, see docs/how-to/node-addresses.md.
 const EventNoNodeAddress = "NoNodeAddress"
 
 // Parts has the dependencies of Assignments. The caller runs the factory.
@@ -59,7 +60,8 @@ type Parts struct {
 	Factory  informers.SharedInformerFactory
 }
 
-// Assignments reconciles Nodes in a [preallocation.Loop]. It is a collector of metrics, which the caller registers.
+// Assignments reconciles Nodes in a [preallocation.Loop]. It is a collector of metrics, which the
+// caller registers.
 type Assignments struct {
 	preallocation.States[said]
 	metrics.BaseStableCollector
@@ -76,7 +78,8 @@ type Assignments struct {
 	claims    cache.Indexer
 
 	decisions decisions
-	// carrierChanged is called with an address of a Service when the nodes that carry it, or are to, change.
+	// carrierChanged is called with an address of a Service when the nodes that carry it, or are to,
+	// change.
 	carrierChanged func(address string)
 	// ignored has the last pod of another node that the agent of each node told of.
 	ignored locked.Map[string, types.UID]
@@ -164,7 +167,8 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	return again, errors.Join(refused, err, a.annotate(ctx, key.Name))
 }
 
-// give gives a node its addresses; node is nil if there is no Node. recorded are the ones that it has.
+// give gives a node its addresses; node is nil if there is no Node. recorded are the ones that it
+// has.
 func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.Node, recorded []*v1alpha1.FloatingIP) (again time.Duration, err error) {
 	if node == nil {
 		a.Forget(key)
@@ -204,7 +208,8 @@ func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.
 	return again, nil
 }
 
-// poolsOf returns the pools that give a node an address. A Node that is being deleted gets no new one.
+// poolsOf returns the pools that give a node an address. A Node that is being deleted gets no new
+// one.
 func poolsOf(node *v1.Node, snapshot *pools.Snapshot) map[string]*pools.Pool {
 	found := map[string]*pools.Pool{}
 	for _, pool := range snapshot.Pools() {
@@ -215,11 +220,12 @@ func poolsOf(node *v1.Node, snapshot *pools.Snapshot) map[string]*pools.Pool {
 	return found
 }
 
-// isTheNodes returns whether an address belongs to the Node, and not to one that had its name before.
+// isTheNodes returns whether an address belongs to the Node, and not to one that had its name
+// before.
 func isTheNodes(ip *v1alpha1.FloatingIP, node *v1.Node) bool { return ip.Spec.Owner.UID == node.UID }
 
-// following returns the records of addresses that wait for a node of this name, with this Node, and of
-// addresses whose network is another than their pool's now. Pure.
+// following returns the records of addresses that wait for a node of this name, with this Node, and
+// of addresses whose network is another than their pool's now. Pure.
 func following(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) map[*v1alpha1.FloatingIP]v1alpha1.FloatingIPSpec {
 	changed := map[*v1alpha1.FloatingIP]v1alpha1.FloatingIPSpec{}
 	for name, ip := range first(recorded) {
@@ -275,8 +281,8 @@ func assigned(node *v1.Node, recorded []*v1alpha1.FloatingIP) []v1alpha1.Assigne
 	return addresses
 }
 
-// egress returns which pods leave with which addresses of the node. A pool is there also while the node has no address of
-// it: its pods are not to leave with another one. Pure.
+// egress returns which pods leave with which addresses of the node. A pool is there also while the
+// node has no address of it: its pods are not to leave with another one. Pure.
 func egress(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) []v1alpha1.AssignedEgress {
 	var of []v1alpha1.AssignedEgress
 	all := first(recorded)
@@ -294,8 +300,8 @@ func egress(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.F
 	return of
 }
 
-// goalOf returns the addresses that a node lacks, and how many it has. An address of a pool that is not the
-// node's any more counts until it is freed. Pure.
+// goalOf returns the addresses that a node lacks, and how many it has. An address of a pool that is
+// not the node's any more counts until it is freed. Pure.
 func goalOf(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
 	goal, all := preallocation.Goal{}, first(recorded)
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
@@ -314,8 +320,8 @@ func requestOf(node *v1.Node, pool *pools.Pool) ipam.Request {
 	}
 }
 
-// stillServed asks the API server whether the Node is there and belongs to the pools. It fails with store.ErrChanged
-// if not.
+// stillServed asks the API server whether the Node is there and belongs to the pools. It fails with
+// store.ErrChanged if not.
 func (a *Assignments) stillServed(ctx context.Context, seen *v1.Node, wanted map[string]*pools.Pool) error {
 	live, err := a.live.Get(ctx, seen.Name, metav1.GetOptions{})
 	if err != nil {

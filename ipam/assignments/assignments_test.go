@@ -87,7 +87,8 @@ func record(address string, change func(*v1alpha1.FloatingIP)) *v1alpha1.Floatin
 	return ip
 }
 
-// A record follows the Node of its name where the pool keeps addresses, and its pool's network; and only then.
+// A record follows the Node of its name where the pool keeps addresses, and its pool's network; and
+// only then.
 func TestFollowing(t *testing.T) {
 	for name, test := range map[string]struct {
 		keep, another bool
@@ -151,7 +152,8 @@ func TestFollowing(t *testing.T) {
 	}
 }
 
-// The node is told of one address of each pool, which is the Node's and which the record gives it now.
+// The node is told of one address of each pool, which is the Node's and which the record gives it
+// now.
 func TestAssigned(t *testing.T) {
 	recorded := []*v1alpha1.FloatingIP{
 		record("10.0.80.12", nil), // younger, of two controllers
@@ -172,7 +174,8 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
-// The node is told which pods leave by each pool that serves it, with its address as soon as the record gives it, and without one before.
+// The node is told which pods leave by each pool that serves it, with its address as soon as the
+// record gives it, and without one before.
 func TestEgress(t *testing.T) {
 	node := nodeOf("1", nil)
 	leaves := func(s *v1alpha1.IPPoolSpec) {

@@ -18,11 +18,13 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// lookAgain is the wait before an InternalIP that somebody has an address of a pool is looked at again.
+// lookAgain is the wait before an InternalIP that somebody has an address of a pool is looked at
+// again.
 const lookAgain = time.Minute
 
-// reserve takes the addresses of pools out of circulation that a node has for itself, as long as it has them: nobody would reach another who
-// has one. recorded are the ones that are reserved; node is nil if there is no Node. It returns when to look again, 0 for at the next event.
+// reserve takes the addresses of pools out of circulation that a node has for itself, as long as it
+// has them: nobody would reach another who has one. recorded are the ones that are reserved; node
+// is nil if there is no Node. It returns when to look again, 0 for at the next event.
 func (a *Assignments) reserve(ctx context.Context, node *v1.Node, recorded []*v1alpha1.FloatingIP) (again time.Duration, err error) {
 	wanted := ofPools(node, a.loop.Pools())
 	for _, ip := range recorded {
@@ -52,7 +54,8 @@ func (a *Assignments) reserve(ctx context.Context, node *v1.Node, recorded []*v1
 	return again, nil
 }
 
-// ofPools returns the first InternalIP of each family, if it is a pool's. A node reports any addresses that it likes: it can withhold no more.
+// ofPools returns the first InternalIP of each family, if it is a pool's. A node reports any
+// addresses that it likes: it can withhold no more.
 func ofPools(node *v1.Node, snapshot *pools.Snapshot) map[netip.Addr]*pools.Pool {
 	found := map[netip.Addr]*pools.Pool{}
 	if node == nil {

@@ -22,7 +22,8 @@ func egressIndex(object any) ([]string, error) {
 	return nil, nil
 }
 
-// Leaving returns the IPClaims by which the pods of a namespace leave, the oldest first; of all namespaces for "".
+// Leaving returns the IPClaims by which the pods of a namespace leave, the oldest first; of all
+// namespaces for "".
 func (a *Assignments) Leaving(namespace string) []*v1alpha1.IPClaim {
 	claims := view.Indexed[*v1alpha1.IPClaim](a.claims, byEgress, namespace)
 	slices.SortFunc(claims, func(x, y *v1alpha1.IPClaim) int {
@@ -53,8 +54,8 @@ func Shared(loop *preallocation.Loop, claim *v1alpha1.IPClaim, family v1alpha1.I
 	return ips
 }
 
-// leaving returns by which IPClaims pods leave on a node. A claim is there also while the node has no ports: its pods, which may come at
-// any time, are not to leave otherwise.
+// leaving returns by which IPClaims pods leave on a node. A claim is there also while the node has
+// no ports: its pods, which may come at any time, are not to leave otherwise.
 func (a *Assignments) leaving(node string) (all []v1alpha1.AssignedClaim) {
 	type of struct {
 		namespace string
@@ -88,7 +89,8 @@ func (a *Assignments) claimOn(node string, claim *v1alpha1.IPClaim, family v1alp
 	return one
 }
 
-// isLed returns whether a node leads answers to another one's ports, or that one was told so: it has them until they are withdrawn.
+// isLed returns whether a node leads answers to another one's ports, or that one was told so: it
+// has them until they are withdrawn.
 func (a *Assignments) isLed(node, address string, first int32) bool {
 	if seen, _ := a.assignment(node); slices.ContainsFunc(seen.Spec.Claims, func(c v1alpha1.AssignedClaim) bool { return c.Address == address && c.FirstPort == first }) {
 		return true

@@ -47,7 +47,8 @@ func count(all []any) map[answer]int {
 // DescribeWithStability implements metrics.StableCollector.
 func (a *Assignments) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- assignedDesc }
 
-// CollectWithStability implements metrics.StableCollector. Only the leader follows the NodeAssignments.
+// CollectWithStability implements metrics.StableCollector. Only the leader follows the
+// NodeAssignments.
 func (a *Assignments) CollectWithStability(ch chan<- metrics.Metric) {
 	if !a.written.HasSynced() {
 		return

@@ -26,9 +26,9 @@ func (a *Assignments) podChanged(before, after *v1.Pod) {
 	}
 }
 
-// annotate has the pods of a node say what they got, as its agent tells. What the agent tells of a pod of
-// another node is ignored: whoever has the agent's token can tell anything. A pod never changes its node,
-// so the cache knows.
+// annotate has the pods of a node say what they got, as its agent tells. What the agent tells of a
+// pod of another node is ignored: whoever has the agent's token can tell anything. A pod never
+// changes its node, so the cache knows.
 func (a *Assignments) annotate(ctx context.Context, node string) error {
 	seen, _ := a.assignment(node)
 	var errs []error

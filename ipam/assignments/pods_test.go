@@ -83,8 +83,8 @@ func saying(name string, uid types.UID) v1alpha1.PodResult {
 	return v1alpha1.PodResult{Namespace: "shop", Name: name, UID: uid, NetworkStatus: "[1]", HostPortsStatus: "[2]", PortMapping: "[3]"}
 }
 
-// What an agent tells of a pod of its node is written on that pod, through its status, and nothing else is written, whatever
-// agents tell.
+// What an agent tells of a pod of its node is written on that pod, through its status, and nothing
+// else is written, whatever agents tell.
 func TestAnnotate(t *testing.T) {
 	written := `{"metadata":{"annotations":{"berth.dev/host-ports-status":"[2]","k8s.v1.cni.cncf.io/network-status":"[1]","tkestack.io/portmapping":"[3]"},"uid":"1"}}`
 	for name, test := range map[string]struct {
@@ -165,8 +165,9 @@ func TestIgnoredOnce(t *testing.T) {
 	}
 }
 
-// Each node has a NodeAssignment, which goes with its Node. What its agent told before a pod was seen on the node is written
-// when it is seen, and what it told while no controller led, when one does.
+// Each node has a NodeAssignment, which goes with its Node. What its agent told before a pod was
+// seen on the node is written when it is seen, and what it told while no controller led, when one
+// does.
 func TestToldBeforeSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api, kube := ipamtest.NewServer(), fake.NewClientset(nodeOf("1", nil), podOn("node1", "before", "1"))

@@ -75,15 +75,15 @@ func (d *decisions) decided(node string) (addresses []v1alpha1.AssignedAddress, 
 	}
 }
 
-// Follow has changed called with an address of a Service when the nodes that carry it, or are to, change. changed must not
-// block. Follow must be called before the loop runs.
+// Follow has changed called with an address of a Service when the nodes that carry it, or are to,
+// change. changed must not block. Follow must be called before the loop runs.
 func (a *Assignments) Follow(changed func(address string)) {
 	before := a.carrierChanged
 	a.carrierChanged = func(address string) { before(address); changed(address) }
 }
 
-// Carry decides which nodes are to carry an address of a Service, from now on. Their NodeAssignments follow. It does not
-// block.
+// Carry decides which nodes are to carry an address of a Service, from now on. Their
+// NodeAssignments follow. It does not block.
 func (a *Assignments) Carry(address v1alpha1.AssignedAddress, nodes []string) {
 	for _, node := range a.decisions.set(address, slices.Clone(nodes)) {
 		a.loop.Enqueue(keyOf(node))
@@ -101,8 +101,8 @@ func (a *Assignments) Carry(address v1alpha1.AssignedAddress, nodes []string) {
 // Carrier is a node that carries an address of a Service, or is to.
 type Carrier = v1alpha1.Carrier
 
-// Carriers returns the nodes that carry an address of a Service or are to, by the NodeAssignments as they were seen, sorted
-// by name.
+// Carriers returns the nodes that carry an address of a Service or are to, by the NodeAssignments
+// as they were seen, sorted by name.
 func (a *Assignments) Carriers(address string) []Carrier {
 	var carriers []Carrier
 	for _, assignment := range view.Indexed[*v1alpha1.NodeAssignment](a.written.GetIndexer(), byAddress, address) {
@@ -112,7 +112,8 @@ func (a *Assignments) Carriers(address string) []Carrier {
 	return carriers
 }
 
-// OfServices returns the addresses of Services that a node carries or is to, as its NodeAssignment was seen.
+// OfServices returns the addresses of Services that a node carries or is to, as its NodeAssignment
+// was seen.
 func (a *Assignments) OfServices(node string) []string {
 	seen, ok := a.assignment(node)
 	if !ok {
@@ -128,8 +129,8 @@ func (a *Assignments) assignment(node string) (seen *v1alpha1.NodeAssignment, ex
 	return cmp.Or(seen, &v1alpha1.NodeAssignment{}), seen != nil
 }
 
-// ofServices returns the addresses of Services that a node is to carry, in their order. An address about which nothing is
-// decided yet, since this process leads, stays while a Service has it.
+// ofServices returns the addresses of Services that a node is to carry, in their order. An address
+// about which nothing is decided yet, since this process leads, stays while a Service has it.
 func (a *Assignments) ofServices(node string) []v1alpha1.AssignedAddress {
 	addresses, isKnown := a.decisions.decided(node)
 	seen, _ := a.assignment(node)
@@ -145,7 +146,8 @@ func (a *Assignments) ofServices(node string) []v1alpha1.AssignedAddress {
 	return addresses
 }
 
-// byAddress is the index of NodeAssignments by the addresses of Services that their nodes carry or are to.
+// byAddress is the index of NodeAssignments by the addresses of Services that their nodes carry or
+// are to.
 const byAddress = "serviceAddress"
 
 func serviceAddresses(object any) ([]string, error) {
@@ -164,7 +166,8 @@ func serviceAddresses(object any) ([]string, error) {
 	return slices.Sorted(maps.Keys(all)), nil
 }
 
-// changedCarriers returns the addresses of Services about which two states of a NodeAssignment differ. Pure.
+// changedCarriers returns the addresses of Services about which two states of a NodeAssignment
+// differ. Pure.
 func changedCarriers(before, after *v1alpha1.NodeAssignment) (changed []string) {
 	states := [2]map[string]Carrier{}
 	all := map[string]bool{}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package carriers chooses the nodes that carry an address which is no node's own: of a Service, or of pods that leave by it. It
-// decides without I/O, from what nodes and their agents say.
+// Package carriers chooses the nodes that carry an address which is no node's own: of a Service, or
+// of pods that leave by it. It decides without I/O, from what nodes and their agents say.
 package carriers
 
 import (
@@ -18,11 +18,12 @@ import (
 	"github.com/berth-dev/berth/ipam/sorted"
 )
 
-// Settle is how long no node is assigned an address before its record says that nobody has it: the cache of
-// NodeAssignments may be behind.
+// Settle is how long no node is assigned an address before its record says that nobody has it: the
+// cache of NodeAssignments may be behind.
 const Settle = time.Second
 
-// IsAlive returns whether a node can be believed to carry what its agent said: it is Ready, and nobody says that it is off.
+// IsAlive returns whether a node can be believed to carry what its agent said: it is Ready, and
+// nobody says that it is off.
 func IsAlive(node *v1.Node) bool {
 	if node == nil || IsOff(node) {
 		return false
@@ -35,7 +36,8 @@ func IsOff(node *v1.Node) bool {
 	return node == nil || lastnode.IsOutOfService(node)
 }
 
-// CanCarry returns whether a node may get an address to carry: it is alive, and stays so as far as is known.
+// CanCarry returns whether a node may get an address to carry: it is alive, and stays so as far as
+// is known.
 func CanCarry(node *v1.Node) bool {
 	_, excluded := node.Labels[v1.LabelNodeExcludeBalancers]
 	return IsAlive(node) && !excluded && !node.Spec.Unschedulable && node.DeletionTimestamp == nil
@@ -49,10 +51,10 @@ type Plan struct {
 	Targets []string
 }
 
-// Choose plans who carries an address. qualified are the nodes that may carry it, now the ones that do or are to, and alive
-// tells which of these can be believed. Nodes that carry it and qualify stay; more come by rendezvous hash (Thaler and
-// Ravishankar, 1998), so that addresses spread over the nodes. If none qualifies, the nodes before stay with keep, as long as
-// they live. Pure.
+// Choose plans who carries an address. qualified are the nodes that may carry it, now the ones that
+// do or are to, and alive tells which of these can be believed. Nodes that carry it and qualify
+// stay; more come by rendezvous hash (Thaler and Ravishankar, 1998), so that addresses spread over
+// the nodes. If none qualifies, the nodes before stay with keep, as long as they live. Pure.
 func Choose(address string, most int, keep bool, qualified []string, now []assignments.Carrier, alive func(node string) bool) Plan {
 	rank := func(a, b string) int {
 		return cmp.Or(cmp.Compare(weight(address, b), weight(address, a)), cmp.Compare(a, b))
@@ -98,8 +100,9 @@ func weight(address, node string) uint64 {
 	return x ^ x>>33
 }
 
-// AnsweredBy returns the record of an address with the node that is to answer for it on its link, and whether it differs from the present
-// one. Where that node carries the address, no other one does any more: it has asked them. now are the carriers. Pure.
+// AnsweredBy returns the record of an address with the node that is to answer for it on its link,
+// and whether it differs from the present one. Where that node carries the address, no other one
+// does any more: it has asked them. now are the carriers. Pure.
 func AnsweredBy(ip *v1alpha1.FloatingIP, p Plan, now []assignments.Carrier, nodeOf func(name string) *v1.Node) (spec v1alpha1.FloatingIPSpec, changed bool) {
 	spec = *ip.Spec.DeepCopy()
 	next, before := *spec.Carrier(), *spec.Carrier()
@@ -112,7 +115,8 @@ func AnsweredBy(ip *v1alpha1.FloatingIP, p Plan, now []assignments.Carrier, node
 	switch {
 	case next != before:
 		*spec.Carrier() = next
-		// One that is there still is of a node before, as that one has not said that it carries the address.
+		// One that is there still is of a node before, as that one has not said that it carries the
+		// address.
 		if spec.LastNode == nil {
 			spec.LastNode = lastnode.After(nil, before, false, nodeOf)
 		}
@@ -122,8 +126,9 @@ func AnsweredBy(ip *v1alpha1.FloatingIP, p Plan, now []assignments.Carrier, node
 	return spec, next != before || spec.LastNode == nil && ip.Spec.LastNode != nil
 }
 
-// Last returns a node that may carry an address still although nobody can ask it, of the carriers of an address that nobody wants any
-// more. waits says that a node is to confirm first that it carries the address no more. nodeOf returns a node, nil where there is none.
+// Last returns a node that may carry an address still although nobody can ask it, of the carriers
+// of an address that nobody wants any more. waits says that a node is to confirm first that it
+// carries the address no more. nodeOf returns a node, nil where there is none.
 func Last(all []assignments.Carrier, nodeOf func(name string) *v1.Node) (last *v1alpha1.NodeReference, waits bool) {
 	for _, carrier := range all {
 		switch node := nodeOf(carrier.Node); {

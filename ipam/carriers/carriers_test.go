@@ -22,8 +22,8 @@ func heaviest(nodes ...string) []string {
 	return Choose(address, len(nodes), true, nodes, nil, func(string) bool { return true }).Targets
 }
 
-// Who carries an address changes only for a reason: the nodes that do stay, the next confirm before others go, and a lost
-// node is waited for by nobody.
+// Who carries an address changes only for a reason: the nodes that do stay, the next confirm before
+// others go, and a lost node is waited for by nobody.
 func TestChoose(t *testing.T) {
 	order := heaviest("a", "b", "c", "d")
 	first, second, third, fourth := order[0], order[1], order[2], order[3]

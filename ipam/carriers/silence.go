@@ -11,14 +11,16 @@ import (
 	"github.com/berth-dev/berth/ipam/assignments"
 )
 
-// A node that does not confirm within patience that it carries an address is passed over for it, for as long as passedOver:
-// no agent runs there. One whose agent says that it cannot carry it is passed over at once.
+// A node that does not confirm within patience that it carries an address is passed over for it,
+// for as long as passedOver: no agent runs there. One whose agent says that it cannot carry it is
+// passed over at once.
 const (
 	patience   = 30 * time.Second
 	passedOver = 10 * time.Minute
 )
 
-// silence is of a node that is assigned an address and does not confirm, since a time. why is its agent's reason, if it gave one.
+// silence is of a node that is assigned an address and does not confirm, since a time. why is its
+// agent's reason, if it gave one.
 type silence struct {
 	since time.Time
 	why   string
@@ -27,8 +29,9 @@ type silence struct {
 // Silences has the nodes that do not confirm an address, by name. The zero value has none.
 type Silences map[string]silence
 
-// Look notes which nodes confirm, by the carriers of an address. It returns the nodes to pass over, and when there may be
-// another; 0: none is waited for. A node that found another host with the address is not passed over: the next one would find it, too.
+// Look notes which nodes confirm, by the carriers of an address. It returns the nodes to pass over,
+// and when there may be another; 0: none is waited for. A node that found another host with the
+// address is not passed over: the next one would find it, too.
 func (s Silences) Look(carriers []assignments.Carrier, now time.Time) (over []string, again time.Duration) {
 	for _, c := range carriers {
 		was, waited := s[c.Node]
@@ -57,7 +60,8 @@ func (s Silences) Look(carriers []assignments.Carrier, now time.Time) (over []st
 	return over, again
 }
 
-// Problem says why a planned node does not carry an address; empty if all do, or may yet. over are passed over.
+// Problem says why a planned node does not carry an address; empty if all do, or may yet. over are
+// passed over.
 func (s Silences) Problem(address string, carriers []assignments.Carrier, over []string) string {
 	inUse := slices.IndexFunc(carriers, func(c assignments.Carrier) bool {
 		return c.Refused.Reason == v1alpha1.RefusedInUse || c.Refused.Reason == v1alpha1.RefusedNotYet

@@ -11,7 +11,8 @@ import (
 	"github.com/berth-dev/berth/ipam/assignments"
 )
 
-// A node that does not confirm is passed over after a while, and for a while; one that does never is.
+// A node that does not confirm is passed over after a while, and for a while; one that does never
+// is.
 func TestSilences(t *testing.T) {
 	now, s := time.Unix(1_700_000_000, 0), Silences{}
 	a, b := assignments.Carrier{Node: "a", Assigned: true}, assignments.Carrier{Node: "b", Assigned: true, Carried: true}

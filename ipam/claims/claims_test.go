@@ -276,8 +276,8 @@ func TestPreallocate(t *testing.T) {
 	})
 }
 
-// An address that comes free is tried for by claims that it may help, the one that has waited longest first, and by no
-// more than it can serve.
+// An address that comes free is tried for by claims that it may help, the one that has waited
+// longest first, and by no more than it can serve.
 func TestFreedAddressOfMany(t *testing.T) {
 	const many = 500
 	simulate(t, "10.0.0.1-10.0.0.4", func(w *fixture) {
@@ -312,8 +312,8 @@ func TestFreedAddressOfMany(t *testing.T) {
 		// The API server is asked for the claim, the address is created, and the status is written.
 		after("an address of the pool", 1, 3, 0, "10.0.0.1")
 		w.want("first", "1=0+1 PoolsExhausted")
-		// It has one by now, so it is the others' turn. Of those that try at the same time one may take the address that
-		// was offered to another, and leave its own to a next one.
+		// It has one by now, so it is the others' turn. Of those that try at the same time one may take
+		// the address that was offered to another, and leave its own to a next one.
 		after("three at once", 3, 9, 3, "10.0.0.2", "10.0.0.3", "10.0.0.4")
 		w.want("first", "1=0+1 PoolsExhausted")
 	})
@@ -400,8 +400,8 @@ func TestPreallocateFails(t *testing.T) {
 	})
 }
 
-// Claims whose addresses the API server refuses try again after growing pauses: an address that one gives back wakes
-// neither itself nor, again and again, another.
+// Claims whose addresses the API server refuses try again after growing pauses: an address that one
+// gives back wakes neither itself nor, again and again, another.
 func TestPreallocateRefused(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		for range 1000 {

@@ -12,8 +12,8 @@ const (
 	// EventUnserved (Warning on IPClaim): no pool can give any address; the note begins with the
 	// reason of the condition Ready. Do: correct the claim's pools, or the pools.
 	EventUnserved = "Unserved"
-	// EventOtherPools (Normal on IPClaim): it has addresses in pools that it does not name any more. The note names one, and says how
-	// to replace them.
+	// EventOtherPools (Normal on IPClaim): it has addresses in pools that it does not name any more.
+	// The note names one, and says how to replace them.
 	EventOtherPools = "OtherPools"
 	// EventOversized (Warning on IPClaim): it has more addresses than its size, because pods have
 	// them, or under Never. Do: see docs/how-to/claims.md#shrinking.

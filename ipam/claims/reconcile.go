@@ -111,8 +111,9 @@ func (c *controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tall
 	return adopted, true, nil
 }
 
-// asClaimed returns the spec of an address with the claim as the owner, with the UID of the namespace. It has the claim's
-// release policy and retainFor, or its own if the pool does not allow these.
+// asClaimed returns the spec of an address with the claim as the owner, with the UID of the
+// namespace. It has the claim's release policy and retainFor, or its own if the pool does not allow
+// these.
 func (c *controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := *ip.Spec.DeepCopy()
 	spec.Owner.Name, spec.Owner.UID = claim.Name, claim.UID
@@ -149,8 +150,9 @@ func (c *controller) refusal(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) s
 	return request.RefusedTerms(pool)
 }
 
-// refused returns the problem of a claim with addresses whose pools do not allow the claim's release policy
-// and retainFor; nil if there is none. It names the first by name, so that the same addresses have the same text.
+// refused returns the problem of a claim with addresses whose pools do not allow the claim's
+// release policy and retainFor; nil if there is none. It names the first by name, so that the same
+// addresses have the same text.
 func (c *controller) refused(claim *v1alpha1.IPClaim, t *tally) *preallocation.Problem {
 	var first *v1alpha1.FloatingIP
 	for _, ip := range t.own {
@@ -167,7 +169,8 @@ func (c *controller) refused(claim *v1alpha1.IPClaim, t *tally) *preallocation.P
 	}
 }
 
-// elsewhere returns the claim's addresses in pools, or outside of ranges, that it does not name, by name.
+// elsewhere returns the claim's addresses in pools, or outside of ranges, that it does not name, by
+// name.
 func (c *controller) elsewhere(claim *v1alpha1.IPClaim, t *tally) []*v1alpha1.FloatingIP {
 	request, err := ipam.RequestOf(claim, "")
 	if err != nil {

@@ -33,8 +33,8 @@ const (
 	ReasonWithinSize   = "WithinSize"
 )
 
-// statusOf computes the status of a claim. wrong is the reason why it does not have all
-// that it asks for, nil if it has. elsewhere are its addresses in pools that it does not name. Pure.
+// statusOf computes the status of a claim. wrong is the reason why it does not have all that it
+// asks for, nil if it has. elsewhere are its addresses in pools that it does not name. Pure.
 func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *preallocation.Problem, elsewhere []*v1alpha1.FloatingIP, now metav1.Time) v1alpha1.IPClaimStatus {
 	status := v1alpha1.IPClaimStatus{
 		ObservedGeneration: claim.Generation,

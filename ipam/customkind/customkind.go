@@ -63,11 +63,12 @@ type Config struct {
 type Workload struct {
 	// Exists: it has the requested UID and is not being deleted.
 	Exists bool
-	// Scaled: the number of pods that it wants is known. Size is then its fixed set; else it has only what the
-	// pod template says of spare addresses.
+	// Scaled: the number of pods that it wants is known. Size is then its fixed set; else it has only
+	// what the pod template says of spare addresses.
 	Scaled bool
 	Size   fixedset.Size
-	// Ordinals: it says which ordinals its pods have. Start is the first one, Reserved are ordinals without a pod.
+	// Ordinals: it says which ordinals its pods have. Start is the first one, Reserved are ordinals
+	// without a pod.
 	Ordinals bool
 	Start    int64
 	Reserved []Span
@@ -158,8 +159,9 @@ func (r *Reader) passes(v *view) bool {
 // grant it, if the kind is one of workloads.
 type ForbiddenError struct {
 	Resource schema.GroupVersionResource
-	// OfWorkloads says that the kind has a scale subresource, or is known to make pods. The author of a pod
-	// can name an object of any kind as its controller, so nobody is asked for the right to read others.
+	// OfWorkloads says that the kind has a scale subresource, or is known to make pods. The author of
+	// a pod can name an object of any kind as its controller, so nobody is asked for the right to read
+	// others.
 	OfWorkloads bool
 	Err         error
 }
@@ -175,10 +177,10 @@ func (e *ForbiddenError) Error() string {
 
 func (e *ForbiddenError) Unwrap() error { return e.Err }
 
-// Find looks a workload up. live says that the answer is not from a cache; with fresh it
-// never is. A workload counts as gone only if the API server says so: the kind is served
-// and has no such object, or discovery says without an error that the kind is not served; or if
-// its kind makes no pods, and then it is not read. It blocks. It starts to watch the kind until ctx ends.
+// Find looks a workload up. live says that the answer is not from a cache; with fresh it never is.
+// A workload counts as gone only if the API server says so: the kind is served and has no such
+// object, or discovery says without an error that the kind is not served; or if its kind makes no
+// pods, and then it is not read. It blocks. It starts to watch the kind until ctx ends.
 func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w Workload, live bool, err error) {
 	if !podrequest.MakesPods(owner.APIVersion, owner.Kind) {
 		return Workload{}, true, nil
@@ -365,7 +367,8 @@ func kindIn(resources *metav1.APIResourceList, gvk schema.GroupVersionKind) *ser
 	return kind
 }
 
-// virtualMachine is KubeVirt's: it has one pod, also while it is stopped, and two during a live migration.
+// virtualMachine is KubeVirt's: it has one pod, also while it is stopped, and two during a live
+// migration.
 var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachine"}
 
 // forget makes the next lookup of a kind ask discovery.
@@ -585,8 +588,8 @@ func isUpdating(object *unstructured.Unstructured) bool {
 	return ok && updated < replicas
 }
 
-// readOrdinals reads spec.ordinals.start, as apps/v1 has it, and spec.reserveOrdinals, as OpenKruise does: ordinals
-// or ranges "first-last".
+// readOrdinals reads spec.ordinals.start, as apps/v1 has it, and spec.reserveOrdinals, as
+// OpenKruise does: ordinals or ranges "first-last".
 func readOrdinals(object *unstructured.Unstructured, w *Workload) {
 	start, starts, _ := unstructured.NestedInt64(object.Object, "spec", "ordinals", "start")
 	list, reserves, _ := unstructured.NestedSlice(object.Object, "spec", "reserveOrdinals")
@@ -606,7 +609,8 @@ func readOrdinals(object *unstructured.Unstructured, w *Workload) {
 	}
 }
 
-// ControllerOnly is a transform of informers that keeps only an object's identity and its controller reference.
+// ControllerOnly is a transform of informers that keeps only an object's identity and its
+// controller reference.
 func ControllerOnly(object any) (any, error) {
 	o, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {

@@ -161,8 +161,8 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// A pod's author can name any object as its controller: a rule to add is only in the event of a kind
-// that is one of workloads, and Kubernetes' own kinds that make no pods are not read at all.
+// A pod's author can name any object as its controller: a rule to add is only in the event of a
+// kind that is one of workloads, and Kubernetes' own kinds that make no pods are not read at all.
 func TestForbiddenOfNoWorkload(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

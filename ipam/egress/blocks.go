@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress gives nodes blocks of the ports of addresses by which the ordinary pods of a namespace leave the cluster.
+// Package egress gives nodes blocks of the ports of addresses by which the ordinary pods of a
+// namespace leave the cluster.
 package egress
 
 import (
@@ -21,7 +22,8 @@ type address struct {
 	closed bool
 }
 
-// rest is for how long at least a node keeps its block after its last pod: hosts outside may remember connections.
+// rest is for how long at least a node keeps its block after its last pod: hosts outside may
+// remember connections.
 const rest = 10 * time.Minute
 
 // nodes are the nodes of a cluster as far as blocks depend on them.
@@ -36,11 +38,13 @@ type nodes struct {
 	stopped func(address, node string) bool
 }
 
-// idle has since when nodes with a block have no pods that leave. After a restart of the process they rest anew.
+// idle has since when nodes with a block have no pods that leave. After a restart of the process
+// they rest anew.
 type idle map[string]time.Time
 
-// look notes which nodes want a block, and returns when the rest of one ends; 0: none rests. left has when the last pod was seen to end that
-// left by a node: it may have come and gone since the last look.
+// look notes which nodes want a block, and returns when the rest of one ends; 0: none rests. left
+// has when the last pod was seen to end that left by a node: it may have come and gone since the
+// last look.
 func (i idle) look(all []address, wanting []string, left map[string]time.Time, now time.Time) (again time.Duration) {
 	before := maps.Clone(i)
 	clear(i)
@@ -71,15 +75,16 @@ func (i idle) rests(node string, now time.Time) bool {
 	return ok && now.Before(since.Add(rest))
 }
 
-// hasStopped returns whether a node, by its NodeAssignment, nil for none, sends nothing from an address: it is assigned no ports of it,
-// and its agent says that the kernel follows.
+// hasStopped returns whether a node, by its NodeAssignment, nil for none, sends nothing from an
+// address: it is assigned no ports of it, and its agent says that the kernel follows.
 func hasStopped(assignment *v1alpha1.NodeAssignment, address string) bool {
 	return assignment == nil || assignment.Status.ObservedGeneration >= assignment.Generation &&
 		!slices.ContainsFunc(assignment.Spec.Claims, func(c v1alpha1.AssignedClaim) bool { return c.Address == address })
 }
 
-// assign changes the blocks of the addresses of one family, the oldest address first: each node that wants one has one, and keeps
-// it. No other node gets a block before the last one has stopped. It returns the nodes that get none, because all are taken. Pure.
+// assign changes the blocks of the addresses of one family, the oldest address first: each node
+// that wants one has one, and keeps it. No other node gets a block before the last one has stopped.
+// It returns the nodes that get none, because all are taken. Pure.
 func assign(all []address, ports int32, n nodes) (lacking []string) {
 	type given struct {
 		*v1alpha1.EgressBlock
@@ -92,7 +97,8 @@ func assign(all []address, ports int32, n nodes) (lacking []string) {
 			blocks = append(blocks, given{&all[i].blocks[k], all[i].name})
 		}
 	}
-	// A node with two blocks, as two controllers may have given them, keeps the one that it sends from.
+	// A node with two blocks, as two controllers may have given them, keeps the one that it sends
+	// from.
 	slices.SortStableFunc(blocks, func(x, y given) int { return sorted.TrueFirst(!x.Withdrawn, !y.Withdrawn) })
 	has := map[string]bool{}
 	for _, b := range blocks {

@@ -13,7 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// addressesOf reads addresses such as "a: 1=n1 2=n2~ | b!: 1=n3", where ~ is a withdrawn block and ! a closed address.
+// addressesOf reads addresses such as "a: 1=n1 2=n2~ | b!: 1=n3", where ~ is a withdrawn block and
+// ! a closed address.
 func addressesOf(t *testing.T, text string) (all []address) {
 	t.Helper()
 	for part := range strings.SplitSeq(text, "|") {

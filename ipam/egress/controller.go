@@ -34,8 +34,9 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventEgressIncomplete (Warning on IPClaim): pods of some nodes cannot leave by the claim, or no node answers for one of its addresses; the
-// note says why. Do: as the note says, see docs/how-to/egress.md#one-address-of-a-namespace.
+// EventEgressIncomplete (Warning on IPClaim): pods of some nodes cannot leave by the claim, or no
+// node answers for one of its addresses; the note says why. Do: as the note says, see
+// docs/how-to/egress.md#one-address-of-a-namespace.
 const EventEgressIncomplete = "EgressIncomplete"
 
 // look is how often nodes are looked at that are to stop, or to confirm.
@@ -50,8 +51,8 @@ type Nodes interface {
 	Seen(node string) *v1alpha1.NodeAssignment
 }
 
-// Parts has the dependencies of [Add]. The caller runs the view and the factory, whose informers should have the transform
-// reclaim.Slim.
+// Parts has the dependencies of [Add]. The caller runs the view and the factory, whose informers
+// should have the transform reclaim.Slim.
 type Parts struct {
 	API      *client.Client
 	Recorder event.Recorder
@@ -79,8 +80,8 @@ type controller struct {
 // memory is of one claim.
 type memory struct {
 	idle idle
-	// has are the addresses about which the claim decided, with the nodes that do not confirm, and freed since when no node has ports of an
-	// address that it gives up.
+	// has are the addresses about which the claim decided, with the nodes that do not confirm, and
+	// freed since when no node has ports of an address that it gives up.
 	has   map[string]carriers.Silences
 	freed map[string]time.Time
 	told  string
@@ -153,7 +154,8 @@ func (c *controller) podChanged(before, after *v1.Pod) {
 	c.namespaceChanged(pod.Namespace)
 }
 
-// leaves returns whether a pod may leave by a claim: it is on a node, has no floating IP, and has not ended.
+// leaves returns whether a pod may leave by a claim: it is on a node, has no floating IP, and has
+// not ended.
 func leaves(pod *v1.Pod) bool {
 	wants, _ := podrequest.Reader{}.Requested(&pod.Spec) // without Galaxy's resource a node may have ports in vain
 	return wants == 0 && pod.Spec.NodeName != "" && !pod.Spec.HostNetwork && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
@@ -219,7 +221,8 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	return again, nil
 }
 
-// isGone asks the API server whether there is no claim that has these addresses. It fails with store.ErrChanged if there is.
+// isGone asks the API server whether there is no claim that has these addresses. It fails with
+// store.ErrChanged if there is.
 func (c *controller) isGone(ctx context.Context, key preallocation.Key, held []*v1alpha1.FloatingIP) error {
 	live, err := c.api.IPClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
@@ -233,7 +236,8 @@ func (c *controller) isGone(ctx context.Context, key preallocation.Key, held []*
 	return nil
 }
 
-// family reconciles the addresses of one family, the oldest first. claim is nil where pods leave by it no more.
+// family reconciles the addresses of one family, the oldest first. claim is nil where pods leave by
+// it no more.
 func (c *controller) family(ctx context.Context, claim *v1alpha1.IPClaim, m *memory, ips []*v1alpha1.FloatingIP, namespace string, family v1alpha1.IPFamily) (again time.Duration, problems []string, err error) {
 	var shared []*v1alpha1.FloatingIP
 	var all []address
@@ -242,7 +246,8 @@ func (c *controller) family(ctx context.Context, claim *v1alpha1.IPClaim, m *mem
 		room = int(claim.Spec.Size)
 	}
 	for _, ip := range ips {
-		// It may be of a claim that had the name before: then it is given up, or package claims adopts it.
+		// It may be of a claim that had the name before: then it is given up, or package claims adopts
+		// it.
 		isOurs := claim != nil && ip.Spec.Owner.UID == claim.UID && len(shared) < room
 		if ip.Spec.Egress != nil {
 			isOurs = isOurs && ip.Spec.Egress.PortsPerNode == claim.Spec.Egress.PortsPerNode
@@ -423,7 +428,8 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 	return again, problem, nil
 }
 
-// giveUp takes an address from the claim, of which no node has ports any more: first from its carriers, then from the record.
+// giveUp takes an address from the claim, of which no node has ports any more: first from its
+// carriers, then from the record.
 func (c *controller) giveUp(ctx context.Context, m *memory, ip *v1alpha1.FloatingIP) (again time.Duration, err error) {
 	c.assigned.Carry(v1alpha1.AssignedAddress{Address: ip.Spec.Address, Use: v1alpha1.UseEgress}, nil)
 	delete(m.has, ip.Spec.Address)

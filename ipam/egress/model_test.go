@@ -25,7 +25,8 @@ type block struct {
 	index   int32
 }
 
-// stored is what the API server has: records of addresses and NodeAssignments, with their versions, and pods by node.
+// stored is what the API server has: records of addresses and NodeAssignments, with their versions,
+// and pods by node.
 type stored struct {
 	records     map[string][]v1alpha1.EgressBlock
 	closed      map[string]bool
@@ -58,7 +59,8 @@ type machine struct {
 	podless time.Time
 }
 
-// leader is a controller. view is what its caches have, which may be old. Only one acts at a time, but for writes on their way.
+// leader is a controller. view is what its caches have, which may be old. Only one acts at a time,
+// but for writes on their way.
 type leader struct {
 	view *stored
 	idle idle
@@ -326,8 +328,8 @@ func (w *world) live() {
 	}
 }
 
-// Two nodes never send from one block, whatever caches, restarts and cut nodes do; a node with pods keeps its block, and one without has it ten
-// minutes longer.
+// Two nodes never send from one block, whatever caches, restarts and cut nodes do; a node with pods
+// keeps its block, and one without has it ten minutes longer.
 func TestModel(t *testing.T) {
 	seed, draws := seedtest.Seed(t), seedtest.Draws(t, 300, 2000)
 	given := 0

@@ -16,10 +16,11 @@ const (
 	suspectAfter = 15 * time.Second
 	// overdueAfter is when a renewal is late: kubelets renew every 10 s, and up to 4 % later.
 	overdueAfter = 11 * time.Second
-	// overduePart of all nodes may be overdue while pods move: in a large cluster some kubelets are late at any time.
+	// overduePart of all nodes may be overdue while pods move: in a large cluster some kubelets are
+	// late at any time.
 	overduePart = 50
-	// witnesses is how many agents are asked about a node at most, and controls how many living nodes each of them asks, too. One
-	// may die in the same moment.
+	// witnesses is how many agents are asked about a node at most, and controls how many living nodes
+	// each of them asks, too. One may die in the same moment.
 	witnesses, controls = 3, 2
 	// brakeFor is how long the brake stays on after fewer nodes are suspect.
 	brakeFor = time.Minute
@@ -29,10 +30,11 @@ const (
 	againFirst, againMost = time.Second, 30 * time.Second
 	// overslept is the time between two steps after which renewals may not have been seen in time.
 	overslept = 5 * time.Second
-	// fenceFirst and fenceMost are the least and the greatest time until the fencer is asked again about a node.
+	// fenceFirst and fenceMost are the least and the greatest time until the fencer is asked again
+	// about a node.
 	fenceFirst, fenceMost = 10 * time.Second, 2 * time.Minute
-	// A machine of which nothing was known for longer than unheardFor may have been off meanwhile. One that may boot is not powered off
-	// for bootsFor.
+	// A machine of which nothing was known for longer than unheardFor may have been off meanwhile. One
+	// that may boot is not powered off for bootsFor.
 	unheardFor, bootsFor = time.Minute, 5 * time.Minute
 )
 
@@ -75,7 +77,8 @@ type node struct {
 // A round looks at the node, asks the witnesses, taints and deletes.
 type round struct {
 	phase phase
-	// due is when the next round begins, if none is under way, and again how long after that one the next.
+	// due is when the next round begins, if none is under way, and again how long after that one the
+	// next.
 	due, again Duration
 	// The results of the last round. looked: its pods were read.
 	looked      bool
@@ -90,16 +93,19 @@ type round struct {
 type life struct {
 	// off: a person said so. The node does not count for the brake.
 	off bool
-	// heard: a witness has heard the node, and nobody found it gone after that. gone: the last one who could say found it gone.
+	// heard: a witness has heard the node, and nobody found it gone after that. gone: the last one who
+	// could say found it gone.
 	heard, gone bool
 	// known is when its Lease was seen to be renewed, or a witness could say something about it, last.
 	known Duration
 	// witnesses and addresses are those of the last look that found pods to move.
 	witnesses []string
 	addresses []netip.Addr
-	// Fencing goes on beside the rounds, which begin it. wanted: the node is to be off. fenced: it is, by the fencer's word.
+	// Fencing goes on beside the rounds, which begin it. wanted: the node is to be off. fenced: it is,
+	// by the fencer's word.
 	wanted, fenced bool
-	// fenceDue is when the fencer is asked next, fenceAgain how long after that again. Until boots the machine may boot.
+	// fenceDue is when the fencer is asked next, fenceAgain how long after that again. Until boots the
+	// machine may boot.
 	fenceDue, fenceAgain, boots Duration
 }
 
@@ -120,19 +126,20 @@ type Cluster struct {
 	counted, of int
 	// overdue are the ones of which it is not known yet whether they are suspect.
 	overdue int
-	// living has the nodes that are not suspect, the one that was seen last first; nil before a step has asked for them.
+	// living has the nodes that are not suspect, the one that was seen last first; nil before a step
+	// has asked for them.
 	living []string
 	out    []Output
 }
 
-// NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not lead. It fences where there
-// is a fencer.
+// NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not
+// lead. It fences where there is a fencer.
 func NewCluster(fences bool) *Cluster {
 	return &Cluster{nodes: map[string]*node{}, leased: map[string]bool{}, fences: fences}
 }
 
-// Step takes inputs and returns outputs. It is to be called every Interval at least, also without inputs; now never
-// decreases.
+// Step takes inputs and returns outputs. It is to be called every Interval at least, also without
+// inputs; now never decreases.
 func (c *Cluster) Step(now Duration, inputs ...Input) []Output {
 	c.now, c.living, c.out = now, nil, nil
 	if now-c.last > overslept {
@@ -240,7 +247,8 @@ func (c *Cluster) stop() {
 	}
 }
 
-// live begins a new life: the node is there, or renewed its Lease. A round that is under way ends, whatever its answer says.
+// live begins a new life: the node is there, or renewed its Lease. A round that is under way ends,
+// whatever its answer says.
 func (n *node) live(now Duration) {
 	n.reset()
 	n.seen, n.life = now, life{known: now, fenceAgain: fenceFirst}
@@ -322,7 +330,8 @@ func (c *Cluster) pass(suspects []string) {
 	}
 }
 
-// fence asks the fencer by a new verdict, if that is due, or withdraws its request: only a node that is gone, or hangs, is powered off.
+// fence asks the fencer by a new verdict, if that is due, or withdraws its request: only a node
+// that is gone, or hangs, is powered off.
 func (c *Cluster) fence(name string, n *node) {
 	if n.verdict == status.Unclear {
 		n.withdraw()
@@ -361,8 +370,9 @@ func (c *Cluster) fencedBy(in Fenced, n *node) {
 	}
 }
 
-// mayAct returns whether pods may move. While further nodes are overdue it may come to the brake: nodes that were cut off
-// together become suspect one after another, as their kubelets renew at different times.
+// mayAct returns whether pods may move. While further nodes are overdue it may come to the brake:
+// nodes that were cut off together become suspect one after another, as their kubelets renew at
+// different times.
 func (c *Cluster) mayAct() bool {
 	return c.leads && !c.braked && c.overdue <= c.of/overduePart
 }
@@ -424,7 +434,8 @@ func (c *Cluster) found(in Found, n *node) {
 		c.end(n)
 		return
 	}
-	// Where its pods have moved, and it is not powered off yet, it is asked about, too: it may serve again.
+	// Where its pods have moved, and it is not powered off yet, it is asked about, too: it may serve
+	// again.
 	chosen := c.choose(n.witnesses)
 	if len(chosen) == 0 {
 		c.testified(in.Node, n, nil)
@@ -434,7 +445,8 @@ func (c *Cluster) found(in Found, n *node) {
 	c.emit(Ask{in.Node, n.number, chosen, n.addresses, len(n.pods) == 0})
 }
 
-// choose returns the witnesses to ask: the ones that were seen last. Each has other controls, as far as there are enough nodes.
+// choose returns the witnesses to ask: the ones that were seen last. Each has other controls, as
+// far as there are enough nodes.
 func (c *Cluster) choose(of []string) []Witness {
 	if c.living == nil {
 		for name, n := range c.nodes {
@@ -477,7 +489,8 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 	case n.verdict == status.APILost, n.verdict == status.Hung:
 		n.heard = true
 	case n.verdict == status.Gone && n.heard:
-		// It lived when somebody was asked before, and the next second may say so again: links flap, virtual machines are moved.
+		// It lived when somebody was asked before, and the next second may say so again: links flap,
+		// virtual machines are moved.
 		n.heard, n.verdict, n.again = false, before, againFirst
 		c.end(n)
 		return
@@ -534,13 +547,14 @@ func (c *Cluster) delete(name string, n *node, failed bool) {
 	c.emit(Delete{name, n.number, n.moves})
 }
 
-// Deletes returns whether the pods of a Delete are still to be deleted: its node may have renewed its Lease meanwhile.
+// Deletes returns whether the pods of a Delete are still to be deleted: its node may have renewed
+// its Lease meanwhile.
 func (c *Cluster) Deletes(of Delete) bool {
 	return c.mayAct() && c.round(of.Node, of.Number, deleting) != nil
 }
 
-// Fences returns whether the fencer is still to be asked by a Fence: the node may have come back meanwhile, the brake may have begun,
-// or the verdict may be old.
+// Fences returns whether the fencer is still to be asked by a Fence: the node may have come back
+// meanwhile, the brake may have begun, or the verdict may be old.
 func (c *Cluster) Fences(of Fence) bool {
 	return c.Awaits(of) && c.mayAct() && c.now-c.nodes[of.Node].judged <= verdictFor
 }
@@ -565,11 +579,13 @@ type State struct {
 type NodeState struct {
 	Node, UID        string
 	Suspect, Tainted bool
-	// Unfenced: the fencer is to power it off, and has not. Boots: it waits with that, as the node may boot. Fenced: it is off.
+	// Unfenced: the fencer is to power it off, and has not. Boots: it waits with that, as the node may
+	// boot. Fenced: it is off.
 	Unfenced, Boots, Fenced bool
 	// Looked: its pods were read since it is suspect.
 	Looked bool
-	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if there is one.
+	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if
+	// there is one.
 	Seen, Judged Duration
 	Verdict      status.Verdict
 	Testimonies  []status.Testimony

@@ -14,7 +14,8 @@ import (
 	"github.com/berth-dev/berth/ipam/failover/status"
 )
 
-// cut is a cluster in which some nodes are cut off at the same moment, and answer no witness of the others.
+// cut is a cluster in which some nodes are cut off at the same moment, and answer no witness of the
+// others.
 type cut struct {
 	*Cluster
 	names []string
@@ -100,7 +101,8 @@ func (c *cut) do(out Output) {
 	}
 }
 
-// Nodes that are cut off together become suspect one after another. The brake comes before their pods have moved.
+// Nodes that are cut off together become suspect one after another. The brake comes before their
+// pods have moved.
 func TestCutTogether(t *testing.T) {
 	for _, c := range []struct{ nodes, off, most int }{
 		{1, 1, 0}, {4, 1, 1}, {100, 1, 1}, {100, 20, 20}, // no case for the brake
@@ -228,7 +230,8 @@ func (s *single) run(d time.Duration) {
 	}
 }
 
-// A link that flaps for a second does not move pods of a node that only lost the API server; power that goes then does.
+// A link that flaps for a second does not move pods of a node that only lost the API server; power
+// that goes then does.
 func TestHeardBefore(t *testing.T) {
 	flaps, off := false, false
 	s := newSingle(func(now time.Duration) status.Testimony {
@@ -258,7 +261,8 @@ func TestNotAsked(t *testing.T) {
 	}
 }
 
-// Pods that Kubernetes has not marked for deletion stay on a node that only lost the API server, however unreachable.
+// Pods that Kubernetes has not marked for deletion stay on a node that only lost the API server,
+// however unreachable.
 func TestNotTerminating(t *testing.T) {
 	s := newSingle(says(&serves))
 	s.step(Seen{Node: "n", UID: "n", Unreachable: true})
@@ -289,7 +293,8 @@ func TestKnown(t *testing.T) {
 	}
 }
 
-// A node that lost the API server comes back for Kubernetes, between the verdict and the taint: its kubelet ends its pods in peace.
+// A node that lost the API server comes back for Kubernetes, between the verdict and the taint: its
+// kubelet ends its pods in peace.
 func TestBackBeforeDelete(t *testing.T) {
 	c := NewCluster(false)
 	c.Step(0, Seen{Node: "w", UID: "w"}, Seen{Node: "n", UID: "n", Unreachable: true}, Synced{Nodes: []string{"n", "w"}}, Leads{Leads: true})
@@ -375,8 +380,8 @@ func TestOldRound(t *testing.T) {
 	}
 }
 
-// What happens after a Fence keeps the fencer from being asked, or has the request given up. The brake, and a node that is overdue,
-// need not end one that is under way.
+// What happens after a Fence keeps the fencer from being asked, or has the request given up. The
+// brake, and a node that is overdue, need not end one that is under way.
 func TestFences(t *testing.T) {
 	for name, meanwhile := range lastGate {
 		s := newFenced(says(&hangs), true)
@@ -391,8 +396,8 @@ func TestFences(t *testing.T) {
 	}
 }
 
-// A request to power a node off is withdrawn when the node answers, or may be starting, or nobody can say; also after its pods have
-// moved. The fencer is not asked by an old verdict.
+// A request to power a node off is withdrawn when the node answers, or may be starting, or nobody
+// can say; also after its pods have moved. The fencer is not asked by an old verdict.
 func TestWithdrawn(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, after status.Testimony
@@ -458,7 +463,8 @@ func TestAnotherMachine(t *testing.T) {
 	}
 }
 
-// A verdict that is older than five seconds has nothing powered off: the API server may have taken its time.
+// A verdict that is older than five seconds has nothing powered off: the API server may have taken
+// its time.
 func TestOldVerdict(t *testing.T) {
 	s := newFenced(says(&hangs), true)
 	s.run(16 * time.Second)
@@ -473,8 +479,9 @@ func TestOldVerdict(t *testing.T) {
 	}
 }
 
-// A machine that may be starting is not powered off for five minutes: one that answers again, and one about which nobody could say
-// anything for over a minute. If a person said that it is off, it is powered off at once.
+// A machine that may be starting is not powered off for five minutes: one that answers again, and
+// one about which nobody could say anything for over a minute. If a person said that it is off, it
+// is powered off at once.
 func TestMayBoot(t *testing.T) {
 	const starts = 5 * time.Minute
 	for name, c := range map[string]struct {
@@ -538,7 +545,8 @@ func TestMayBoot(t *testing.T) {
 	}
 }
 
-// A node of which Kubernetes knows that it is off is not powered off again: somebody may have switched it on.
+// A node of which Kubernetes knows that it is off is not powered off again: somebody may have
+// switched it on.
 func TestOffAlready(t *testing.T) {
 	said := hangs
 	s := newFenced(says(&said), true)
@@ -555,7 +563,8 @@ func TestOffAlready(t *testing.T) {
 	}
 }
 
-// A fencer that fails is asked again ever later. Once it has powered the node off Kubernetes is told at once.
+// A fencer that fails is asked again ever later. Once it has powered the node off Kubernetes is
+// told at once.
 func TestFencerFails(t *testing.T) {
 	s := newFenced(says(&hangs), true)
 	for len(s.fences) < 8 && s.now < time.Hour {
@@ -620,7 +629,8 @@ func TestFencerFails(t *testing.T) {
 	}
 }
 
-// What the fencer said, and that it was to be asked, is of another time once another replica has led, or renewals were not seen.
+// What the fencer said, and that it was to be asked, is of another time once another replica has
+// led, or renewals were not seen.
 func TestAfterStop(t *testing.T) {
 	for name, stop := range map[string]func(s *single){
 		"another led":      func(s *single) { s.step(Leads{}); s.step(Leads{Leads: true}) },
@@ -735,7 +745,8 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// The taints of a node that is back are ended by the replica that leads, by each renewal until they are seen to be gone.
+// The taints of a node that is back are ended by the replica that leads, by each renewal until they
+// are seen to be gone.
 func TestUntaint(t *testing.T) {
 	for name, c := range map[string]struct {
 		seen Seen
@@ -759,8 +770,8 @@ func TestUntaint(t *testing.T) {
 	}
 }
 
-// A person's word holds for nodes that are suspect and that the person was shown, until they renew their Leases: they do not count
-// for the brake, when another node is lost.
+// A person's word holds for nodes that are suspect and that the person was shown, until they renew
+// their Leases: they do not count for the brake, when another node is lost.
 func TestResume(t *testing.T) {
 	resume := func(nodes ...string) func(s *single) { return func(s *single) { s.step(Resume{Nodes: nodes}) } }
 	for name, c := range map[string]struct {
@@ -859,7 +870,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Users are told a verdict once. One that was heard before is gone if it is found so twice, a second apart.
+// Users are told a verdict once. One that was heard before is gone if it is found so twice, a
+// second apart.
 func TestJudged(t *testing.T) {
 	said := serves
 	s := newSingle(says(&said))
@@ -1066,8 +1078,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Witnesses are nodes that can be, and live; controls are any that live. The ones that renewed last are chosen, and each witness has
-// its own controls where there are enough.
+// Witnesses are nodes that can be, and live; controls are any that live. The ones that renewed last
+// are chosen, and each witness has its own controls where there are enough.
 func TestWitnesses(t *testing.T) {
 	c := NewCluster(false)
 	var inputs []Input
@@ -1148,7 +1160,8 @@ func TestNoWitness(t *testing.T) {
 	}
 }
 
-// A node that is off stays off over the brake: it is not powered off again, which somebody may have switched on meanwhile.
+// A node that is off stays off over the brake: it is not powered off again, which somebody may have
+// switched on meanwhile.
 func TestOffOverBrake(t *testing.T) {
 	c := NewCluster(true)
 	names := []string{"n", "w", "x", "y"}

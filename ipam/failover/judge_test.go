@@ -16,13 +16,15 @@ const (
 	late       = 11 * time.Second
 	fresh      = 5 * time.Second
 	afterBrake = time.Minute
-	// A node of which nothing was heard for longer than unheard, or that answers again, may boot for as long as booting.
+	// A node of which nothing was heard for longer than unheard, or that answers again, may boot for
+	// as long as booting.
 	unheard, booting = time.Minute, 5 * time.Minute
 	// slack is for a replica's tick.
 	slack = Interval + 100*time.Millisecond
 )
 
-// judge keeps account of what a replica can know, and fails the world where it acts against the rules.
+// judge keeps account of what a replica can know, and fails the world where it acts against the
+// rules.
 type judge struct {
 	// began is when time began anew: the watch began, or the replica went on after it stood still.
 	began, last Duration
@@ -32,8 +34,9 @@ type judge struct {
 	asked         map[string]heard
 	// asking has the round of the question that is under way; an answer to another says nothing.
 	asking map[string]int
-	// fencing has the machines that the fencer is asked about now, and whether that is to be withdrawn: the node was seen to renew
-	// since, or answered, or may boot. fenced has the nodes that are off since by its word.
+	// fencing has the machines that the fencer is asked about now, and whether that is to be
+	// withdrawn: the node was seen to renew since, or answered, or may boot. fenced has the nodes that
+	// are off since by its word.
 	fencing map[string]bool
 	fenced  map[string]bool
 	// lives has what is known of nodes since they renewed their Leases.
@@ -55,7 +58,8 @@ type seen struct {
 
 // life is what is known of a node's life.
 type life struct {
-	// at is when it renewed, or somebody could say something about it. gone: it was silent then. boots is until when it may boot.
+	// at is when it renewed, or somebody could say something about it. gone: it was silent then. boots
+	// is until when it may boot.
 	at, boots Duration
 	gone      bool
 }
@@ -63,7 +67,8 @@ type life struct {
 type heard struct {
 	at          Duration
 	testimonies []status.Testimony
-	// alive: somebody heard the node, and it was not found gone since. sure: it was found gone, and not alive before that.
+	// alive: somebody heard the node, and it was not found gone since. sure: it was found gone, and
+	// not alive before that.
 	alive, sure bool
 }
 

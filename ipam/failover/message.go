@@ -39,8 +39,8 @@ type (
 	// Seen says that there is a Node, or that it has changed.
 	Seen struct {
 		Node, UID string
-		// Tainted: it has the taint of this package. OutOfService: it has the one of Kubernetes for a node that is off, with the
-		// value of this package. Unreachable: it has Kubernetes' own.
+		// Tainted: it has the taint of this package. OutOfService: it has the one of Kubernetes for a
+		// node that is off, with the value of this package. Unreachable: it has Kubernetes' own.
 		Tainted, OutOfService, Unreachable bool
 	}
 	// Left says that there is no such Node any more.
@@ -90,7 +90,8 @@ type (
 		// Off: the fencer says that the node is off. Otherwise nothing is known.
 		Off bool
 	}
-	// Resume is a person's: of these nodes, which the person was shown, the ones that are suspect are off, move their pods.
+	// Resume is a person's: of these nodes, which the person was shown, the ones that are suspect are
+	// off, move their pods.
 	Resume struct{ Nodes []string }
 )
 
@@ -107,12 +108,13 @@ func (Deleted) input()   {}
 func (Fenced) input()    {}
 func (Resume) input()    {}
 
-// Output is something that the caller does. Exactly the types below are Outputs. Each with a Number is answered once, with
-// that Number, also where it failed; a Fence, with the UID.
+// Output is something that the caller does. Exactly the types below are Outputs. The caller answers
+// each Output with a Number once, with that Number, also if it failed; a Fence with the UID.
 type Output interface{ output() }
 
 type (
-	// Look reads at the API server, not from a cache, whether the node's Lease was renewed, and its pods.
+	// Look reads at the API server, not from a cache, whether the node's Lease was renewed, and its
+	// pods.
 	Look struct {
 		Node   string
 		Number int
@@ -125,19 +127,21 @@ type (
 		Number    int
 		Witnesses []Witness
 		Addresses []netip.Addr
-		// Moved: others have the addresses by now. Only their networks are those in which the node is asked for.
+		// Moved: others have the addresses by now. Only their networks are those in which the node is
+		// asked for.
 		Moved bool
 	}
-	// Fence asks the fencer to power the node off, after it was read at the API server that the Lease was not renewed, and if
-	// [Cluster.Fences] still says so. It is given up when [Cluster.Awaits] no longer does. One is under way for a machine at a time.
+	// Fence asks the fencer to power the node off, after it was read at the API server that the Lease
+	// was not renewed, and if [Cluster.Fences] still says so. It is given up when [Cluster.Awaits] no
+	// longer does. One is under way for a machine at a time.
 	Fence struct{ Node, UID string }
 	// Taint has no pod scheduled to the node. It is asked for again where the node has the taint.
 	Taint struct {
 		// UID is the Node's. One of another machine that took over the name is not tainted.
 		Node, UID string
 		Number    int
-		// OutOfService: the node is off. Kubernetes is told, and evicts all pods and detaches their volumes. Right before it is
-		// read at the API server that the Lease was not renewed.
+		// OutOfService: the node is off. Kubernetes is told, and evicts all pods and detaches their
+		// volumes. Right before it is read at the API server that the Lease was not renewed.
 		OutOfService bool
 	}
 	// Delete deletes pods at once, each with its UID and version as preconditions.
@@ -156,7 +160,8 @@ type (
 		Moves, Pods []Pod
 		Testimonies []status.Testimony
 	}
-	// Braked tells users that the brake has changed, with the number of suspect nodes, and of all that count.
+	// Braked tells users that the brake has changed, with the number of suspect nodes, and of all that
+	// count.
 	Braked struct {
 		On           bool
 		Suspects, Of int

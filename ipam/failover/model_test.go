@@ -12,14 +12,16 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// movedWithin is how long after a node's death its pods are bound elsewhere, where nothing else fails: 15 s, a tick, the
-// question of 1.5 s, and some requests. Until the 15 s begin is no time: the last renewal was before the death.
+// movedWithin is how long after a node's death its pods are bound elsewhere, where nothing else
+// fails: 15 s, a tick, the question of 1.5 s, and some requests. Until the 15 s begin is no time:
+// the last renewal was before the death.
 const movedWithin = 19 * time.Second
 
 // fencedWithin is for the fencer, which takes up to 3 s, and another round.
 const fencedWithin = 6 * time.Second
 
-// TestModel lets worlds run, and judges each step. Of each seed there is a world without and one with a fencer.
+// TestModel lets worlds run, and judges each step. Of each seed there is a world without and one
+// with a fencer.
 func TestModel(t *testing.T) {
 	seed, seeds := seedtest.Seed(t), seedtest.Draws(t, 100, 500)
 	moved, counts, simulated := 0, map[string]int{}, time.Duration(0)
@@ -80,8 +82,8 @@ func (w *world) fits() int {
 	return fits
 }
 
-// loseOne powers a node off that has pods, or has it hang where there is a fencer, and sees where they are in time. Another node
-// may have been off for long.
+// loseOne powers a node off that has pods, or has it hang where there is a fencer, and sees where
+// they are in time. Another node may have been off for long.
 func (w *world) loseOne() {
 	p := w.pods[w.IntN(len(w.pods))]
 	lost := p.node

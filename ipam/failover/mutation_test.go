@@ -8,8 +8,8 @@ import (
 	"github.com/berth-dev/berth/ipam/mutationtest"
 )
 
-// mutations are errors that TestModel has to find. Each replaces code of cluster.go. seed is of a world that finds it; where
-// cluster.go or the worlds have changed, others are tried.
+// mutations are errors that TestModel has to find. Each replaces code of cluster.go. seed is of a
+// world that finds it; where cluster.go or the worlds have changed, others are tried.
 var mutations = []struct {
 	name, old, new string
 	seed           uint64

@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/ipam/failover/status"
 )
 
-// A world has nodes, pods of one workload, Kubernetes' part in moving them, replicas of berth-failover, and all that can
-// fail. Time is virtual. A world of a seed always does the same.
+// A world has nodes, pods of one workload, Kubernetes' part in moving them, replicas of
+// berth-failover, and all that can fail. Time is virtual. A world of a seed always does the same.
 type world struct {
 	*rand.Rand
 	now      Duration
@@ -71,7 +71,8 @@ type node struct {
 	// machine counts the machines of this name.
 	machine int
 	powered bool
-	// boots counts how often it was switched on. dark: it was, and its kernel does not answer yet; starting: it does, and nothing else.
+	// boots counts how often it was switched on. dark: it was, and its kernel does not answer yet;
+	// starting: it does, and nothing else.
 	boots          int
 	dark, starting bool
 	// hung: its kernel answers, and nothing else does.
@@ -99,7 +100,8 @@ type pod struct {
 	node         *node
 	terminating  bool
 	exists       bool
-	// left is the node from which berth-failover deleted the last one. It read the node's Lease at leftAt.
+	// left is the node from which berth-failover deleted the last one. It read the node's Lease at
+	// leftAt.
 	left   *node
 	leftAt Duration
 }
@@ -646,7 +648,7 @@ func (w *world) disturb() {
 	}
 	switch w.IntN(16) {
 	case 14:
-		// Somebody mends nodes.
+		// Somebody fixes nodes.
 		for _, n := range w.nodes {
 			if w.IntN(2) == 0 {
 				n.boot()

@@ -53,8 +53,8 @@ func (s *server) count() int {
 	return len(s.requests)
 }
 
-// serve starts a server at a socket until stop or the end of the test. A nil state means that it does not implement the
-// health service.
+// serve starts a server at a socket until stop or the end of the test. A nil state means that it
+// does not implement the health service.
 func (s *server) serve(t *testing.T, path string, state *health.Server) (stop func()) {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
@@ -121,7 +121,8 @@ func TestWhatIsSent(t *testing.T) {
 	}
 }
 
-// Nothing but an answer without an error says that a machine is off, and no failure is repeated here.
+// Nothing but an answer without an error says that a machine is off, and no failure is repeated
+// here.
 func TestFailures(t *testing.T) {
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		s := &server{answer: func(context.Context) error { return status.Error(code, "no\n right") }}

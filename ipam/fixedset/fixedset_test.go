@@ -65,7 +65,8 @@ func TestOfDeployment(t *testing.T) {
 	}
 }
 
-// Of a node. The API server refuses strategies with both numbers, and fills in the one that is missing.
+// Of a node. The API server refuses strategies with both numbers, and fills in the one that is
+// missing.
 func TestOfDaemonSet(t *testing.T) {
 	rolling := func(surge, unavailable string) appsv1.DaemonSetUpdateStrategy {
 		s, u := intstr.Parse(surge), intstr.Parse(unavailable)

@@ -37,7 +37,8 @@ func TestCombinationsRefused(t *testing.T) {
 	}
 }
 
-// The programs can read each time that the API server admits: one object that they cannot read would hide all objects of its kind.
+// The programs can read each time that the API server admits: one object that they cannot read
+// would hide all objects of its kind.
 func TestTimesAreRead(t *testing.T) {
 	times := []string{
 		"2030-01-02T03:04:05Z", "2030-01-02T03:04:05.123456789Z", "2030-01-02t03:04:05z", "2030-01-02T03:04:05+01:00", "2030-01-02T03:04:05+99:99", "2030-02-30T03:04:05Z", "2030-01-02",

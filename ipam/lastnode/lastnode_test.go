@@ -14,7 +14,8 @@ import (
 	. "github.com/berth-dev/berth/ipam/lastnode"
 )
 
-// A phase proves nothing unless a kubelet wrote it: then all containers have terminated, of each kind.
+// A phase proves nothing unless a kubelet wrote it: then all containers have terminated, of each
+// kind.
 func TestHasStopped(t *testing.T) {
 	terminated := v1.ContainerStatus{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}}
 	running := v1.ContainerStatus{State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}
@@ -53,8 +54,8 @@ func nodeOf(name string, uid types.UID, taints ...string) *v1.Node {
 	return node
 }
 
-// The node of the pod that loses the address is noted, with its UID of now, unless it does not carry the address or is off: then
-// the node that was noted before stays.
+// The node of the pod that loses the address is noted, with its UID of now, unless it does not
+// carry the address or is off: then the node that was noted before stays.
 func TestAfter(t *testing.T) {
 	before := &v1alpha1.NodeReference{Name: "old", UID: "1"}
 	nodes := map[string]*v1.Node{

@@ -9,11 +9,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// book has the names, and which parts have changed: to look at all addresses each time would be most of a controller's work in a large
-// cluster. Safe for concurrent use.
+// book has the names, and which parts have changed: to look at all addresses each time would be
+// most of a controller's work in a large cluster. Safe for concurrent use.
 type book struct {
-	// nameOf returns the name of an address; empty: it has none. It is called with the lock: a pool's domain of before must not
-	// come after the one of now.
+	// nameOf returns the name of an address; empty: it has none. It is called with the lock: a pool's
+	// domain of before must not come after the one of now.
 	nameOf func(*v1alpha1.FloatingIP) string
 
 	mu      sync.Mutex
@@ -57,8 +57,9 @@ func (b *book) note(addr netip.Addr, name string) {
 	}
 }
 
-// take returns the records of the parts that changed since it was called last, or of all parts. If pools were renamed, it finds the
-// names of all addresses first, of which list makes a list: with the lock, so that none is of an address that was deleted before.
+// take returns the records of the parts that changed since it was called last, or of all parts. If
+// pools were renamed, it finds the names of all addresses first, of which list makes a list: with
+// the lock, so that none is of an address that was deleted before.
 func (b *book) take(all bool, list func() []any) map[int][]record {
 	b.mu.Lock()
 	defer b.mu.Unlock()

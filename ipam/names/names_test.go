@@ -29,7 +29,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// floating makes a FloatingIP of an owner KIND/NAMESPACE/NAME, whose pods share its addresses but for a StatefulSet's.
+// floating makes a FloatingIP of an owner KIND/NAMESPACE/NAME, whose pods share its addresses but
+// for a StatefulSet's.
 func floating(addr, pool, owner string, change ...func(*v1alpha1.FloatingIPSpec)) *v1alpha1.FloatingIP {
 	parts := strings.SplitN(owner, "/", 3)
 	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(netip.MustParseAddr(addr))}, Spec: v1alpha1.FloatingIPSpec{
@@ -93,7 +94,8 @@ func TestReverse(t *testing.T) {
 	}
 }
 
-// No two namespaces have a name in common, whatever pods are called and however domains continue each other.
+// No two namespaces have a name in common, whatever pods are called and however domains continue
+// each other.
 func TestNamesAreOfOneNamespace(t *testing.T) {
 	labels := []string{"a", "b", "a.b", "b.a", "pods", "a.pods", "b.pods"}
 	owners := map[string]string{}
@@ -125,7 +127,8 @@ func many(n int) *book {
 	return b
 }
 
-// An object is far below etcd's limit of 1.5 MB with the most addresses that a cluster has, and below the limits of ExternalDNS.
+// An object is far below etcd's limit of 1.5 MB with the most addresses that a cluster has, and
+// below the limits of ExternalDNS.
 func TestSizeOfObjects(t *testing.T) {
 	taken := many(150_000).take(true, nil)
 	if len(taken) != parts {
@@ -275,8 +278,9 @@ func TestLife(t *testing.T) {
 	}, poolWith("pods.example.com"), first)
 }
 
-// A writer that takes over writes only what the last one has not, deletes what is old, and leaves the objects of others alone. What
-// somebody changes, and writes of which nobody knows whether they were done, are mended.
+// A writer that takes over writes only what the last one has not, deletes what is old, and leaves
+// the objects of others alone. What somebody changes, and writes of which nobody knows whether they
+// were done, are fixed.
 func TestTakeOver(t *testing.T) {
 	forward, back := "db-0.shop.pods.example.com A [10.0.70.2]", "2.70.0.10.in-addr.arpa PTR [db-0.shop.pods.example.com]"
 	const mail = "mail.example.com A [192.0.2.1]"
@@ -340,7 +344,8 @@ func TestNotInstalled(t *testing.T) {
 	}, floating("10.0.70.2", "web", "StatefulSet/shop/db", ofPod("db-0")))
 }
 
-// A round after one of the most addresses of a cluster changed its name, and one in which nothing is known.
+// A round after one of the most addresses of a cluster changed its name, and one in which nothing
+// is known.
 func BenchmarkRound(b *testing.B) {
 	for _, n := range []int{10_000, 150_000} {
 		all := many(n)

@@ -38,8 +38,9 @@ type record struct {
 const (
 	// parts is how many objects there are. It may never change: records would be in two of them.
 	parts = 512
-	// most is how many records an object may have, and addresses a name: ExternalDNS' definition refuses more. A cluster has 600
-	// records in an object; an answer of DNS has room for no more addresses.
+	// most is how many records an object may have, and addresses a name: ExternalDNS' definition
+	// refuses more. A cluster has 600 records in an object; an answer of DNS has room for no more
+	// addresses.
 	most = 1000
 )
 
@@ -95,7 +96,8 @@ func specOf(records []record) map[string]any {
 	return map[string]any{"endpoints": endpoints}
 }
 
-// reverse returns the name that leads back from an address (RFC 1035, section 3.5; RFC 3596, section 2.5).
+// reverse returns the name that leads back from an address (RFC 1035, section 3.5; RFC 3596,
+// section 2.5).
 func reverse(addr netip.Addr) string {
 	labels, zone := strings.Split(addr.String(), "."), "in-addr.arpa"
 	if addr.Is6() {

@@ -30,13 +30,15 @@ import (
 
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// EventNoNames (Warning on IPPool): its addresses get no names in DNS, because the API server has no DNSEndpoints of ExternalDNS.
-	// Do: install ExternalDNS with its CustomResourceDefinition, see docs/how-to/dns.md.
+	// EventNoNames (Warning on IPPool): its addresses get no names in DNS, because the API server has
+	// no DNSEndpoints of ExternalDNS. Do: install ExternalDNS with its CustomResourceDefinition, see
+	// docs/how-to/dns.md.
 	EventNoNames = "NoNames"
 )
 
 const (
-	// interval is the time between two rounds. ExternalDNS looks once a minute unless it is told otherwise.
+	// interval is the time between two rounds. ExternalDNS looks once a minute unless it is told
+	// otherwise.
 	interval = 10 * time.Second
 	// relist is how often the objects are read, in case somebody has changed them.
 	relist = 10 * time.Minute
@@ -56,7 +58,8 @@ type Writer struct {
 	synced   []cache.DoneChecker
 	book     book
 
-	// written are the specs of the objects as they were read or written last, by name; nil: they are to be read.
+	// written are the specs of the objects as they were read or written last, by name; nil: they are
+	// to be read.
 	written map[string]sum
 	read    time.Time
 	// told says that pools have an event that there are no names.
@@ -69,7 +72,8 @@ type sum [sha256.Size]byte
 // errNoKind is returned where the API server does not know the kind.
 var errNoKind = errors.New("the API server has no DNSEndpoints of ExternalDNS")
 
-// New returns a Writer on a view that the caller runs, of objects in a namespace. It writes nothing until Run.
+// New returns a Writer on a view that the caller runs, of objects in a namespace. It writes nothing
+// until Run.
 func New(objects dynamic.Interface, namespace string, seen *view.View, recorder event.Recorder) (*Writer, error) {
 	resource := schema.GroupVersionResource{Group: kind.Group, Version: kind.Version, Resource: "dnsendpoints"}
 	w := &Writer{
@@ -198,8 +202,8 @@ func sumOf(spec any) (sum, error) {
 	return sha256.Sum256(text), nil
 }
 
-// put creates an object or changes its spec, unless that is as it should be. ExternalDNS writes the status after each change, so it
-// depends on no resourceVersion.
+// put creates an object or changes its spec, unless that is as it should be. ExternalDNS writes the
+// status after each change, so it depends on no resourceVersion.
 func (w *Writer) put(ctx context.Context, name string, spec any) error {
 	wanted, err := sumOf(spec)
 	before, exists := w.written[name]

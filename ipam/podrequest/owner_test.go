@@ -116,8 +116,9 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
-// The address of a LeaderWorkerSet's worker belongs to the StatefulSet of the leaders, because the workers' own is made anew when
-// the group restarts. Whoever writes the label without these objects gets what the pod's controller says.
+// The address of a LeaderWorkerSet's worker belongs to the StatefulSet of the leaders, because the
+// workers' own is made anew when the group restarts. Whoever writes the label without these objects
+// gets what the pod's controller says.
 func TestOwnerOfWorker(t *testing.T) {
 	controlled := func(uid, apiVersion, kind, name, by string) *metav1.ObjectMeta {
 		yes := true

@@ -36,7 +36,8 @@ func (u *uses) showNamespaces(maximum int64, status *v1alpha1.IPPoolStatus) {
 	}
 }
 
-// compute returns the new status of each pool; before has the present ones, reached is of [pools.Snapshot.Reached]. Pure.
+// compute returns the new status of each pool; before has the present ones, reached is of
+// [pools.Snapshot.Reached]. Pure.
 func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, reached []bool, t *tally, now metav1.Time) []v1alpha1.IPPoolStatus {
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {

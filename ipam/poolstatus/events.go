@@ -28,8 +28,8 @@ const (
 	// EventOverlap (Warning on IPPool): an older pool keeps some of its addresses. Do: remove them
 	// from one of the two.
 	EventOverlap = "Overlap"
-	// EventNoNode (Warning on IPPool): no node of the cluster is one of the pool's, so that no pod gets an address of it. Do: correct
-	// spec.nodeSubnets or spec.nodeSelector, or label nodes.
+	// EventNoNode (Warning on IPPool): no node of the cluster is one of the pool's, so that no pod
+	// gets an address of it. Do: correct spec.nodeSubnets or spec.nodeSelector, or label nodes.
 	EventNoNode = "NoNode"
 	// EventAddressesOutside (Warning on IPPool): addresses in use are no longer in its ranges. Do: see
 	// docs/how-to/operate.md#shrink-or-delete-a-pool.

@@ -37,8 +37,9 @@ import (
 const Interval = time.Second
 
 // Late is the longest time between a change of a pool's addresses and the write of its status,
-// while the API server answers. A condition, such as that no address is free, is written at once, and that none is in use. Each write reaches every client that watches pools, and with the
-// overlay these are all nodes, so a pool that goes on changing is written ever more rarely: after
+// while the API server answers. A condition, such as that no address is free, is written at once,
+// and that none is in use. Each write reaches every client that watches pools, and with the overlay
+// these are all nodes, so a pool that goes on changing is written ever more rarely: after
 // [Interval], then after twice as long each time, up to Late.
 const Late = 30 * time.Second
 
@@ -64,8 +65,8 @@ type Writer struct {
 	mu sync.Mutex
 	// reachedOf is the snapshot that reached is of; nil after a node changed.
 	reachedOf *pools.Snapshot
-	// changed has the names of the FloatingIPs that the watch told of since the last round; nil before the first one: a
-	// standby has no rounds, and must not remember each name.
+	// changed has the names of the FloatingIPs that the watch told of since the last round; nil before
+	// the first one: a standby has no rounds, and must not remember each name.
 	changed map[string]struct{}
 
 	// reached is which pools serve a node.
@@ -242,8 +243,9 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// round computes the status of every pool, writes changed ones and publishes the numbers. It returns the time at which the first of the changed ones
-// may be written whose pause is not over, or zero.
+// round computes the status of every pool, writes changed ones and publishes the numbers. It
+// returns the time at which the first of the changed ones may be written whose pause is not over,
+// or zero.
 func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 	objects, snapshot := w.pools.Look()
 	w.count(objects, snapshot)
@@ -258,7 +260,8 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 		if same(&before[i], &after[i]) {
 			continue
 		}
-		// Who edits a pool waits for its conditions, others act on them, and the policies in-use.berth.dev and ippools.berth.dev ask whether any address is in use.
+		// Who edits a pool waits for its conditions, others act on them, and the policies
+		// in-use.berth.dev and ippools.berth.dev ask whether any address is in use.
 		waited := before[i].ObservedGeneration != after[i].ObservedGeneration || !sameConditions(&before[i], &after[i]) || isUsed(&before[i]) != isUsed(&after[i])
 		if last := w.written[object.Name]; !waited && last.at.Add(last.pause).After(now) {
 			if next := last.at.Add(last.pause); due.IsZero() || next.Before(due) {

@@ -398,8 +398,8 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// The first address that is in use and the last one are told at once, however the pool changed before: the policies
-// in-use.berth.dev and ippools.berth.dev ask the status.
+// The first address that is in use and the last one are told at once, however the pool changed
+// before: the policies in-use.berth.dev and ippools.berth.dev ask the status.
 func TestRunWithTheFirstAndTheLast(t *testing.T) {
 	simulate(t, func(w *fixture) {
 		large := pool("a", 1, "10.0.0.1-10.0.0.99")

@@ -27,8 +27,8 @@ type tally struct {
 // uses counts the addresses of a pool.
 type uses struct {
 	allocated, retained, reserved, cooling, outside int64
-	// conflicts are addresses with a holder that another host has, too; avoided ones cool down because another
-	// host had them.
+	// conflicts are addresses with a holder that another host has, too; avoided ones cool down because
+	// another host had them.
 	conflicts, avoided int64
 	// lastNode are cooling addresses that their last node may carry.
 	lastNode int64

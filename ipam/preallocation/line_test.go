@@ -154,7 +154,8 @@ func TestLineDuringAnAttempt(t *testing.T) {
 	q.want(t, "another that waits is first", "b")
 }
 
-// An owner whose attempt fails for another reason than a lack of addresses is not woken for what it gives back.
+// An owner whose attempt fails for another reason than a lack of addresses is not woken for what it
+// gives back.
 func TestLineOfItsOwn(t *testing.T) {
 	q := newQueue()
 	q.look("a", func() {
@@ -165,7 +166,8 @@ func TestLineOfItsOwn(t *testing.T) {
 	q.want(t, "after it")
 }
 
-// An owner that leaves the line, or is looked at without an attempt, leaves its offer to the next one.
+// An owner that leaves the line, or is looked at without an attempt, leaves its offer to the next
+// one.
 func TestLineGoesOn(t *testing.T) {
 	for name, leave := range map[string]func(q *queue){
 		"it waits no longer":  func(q *queue) { q.look("a", nothing) },
@@ -200,8 +202,8 @@ func TestLineInALook(t *testing.T) {
 	q.want(t, "then", "b")
 }
 
-// An address that comes free again, as one does that was reserved in vain, is offered to one owner only, and goes on
-// to those that have not looked since.
+// An address that comes free again, as one does that was reserved in vain, is offered to one owner
+// only, and goes on to those that have not looked since.
 func TestLineOfOneAddress(t *testing.T) {
 	q := newQueue()
 	for _, name := range []string{"a", "b"} {
@@ -233,7 +235,8 @@ func TestLineWithoutAddress(t *testing.T) {
 	q.want(t, "each once", "a", "b")
 }
 
-// At random: no address is free while an owner waits for one of its pool and has not looked since it came free.
+// At random: no address is free while an owner waits for one of its pool and has not looked since
+// it came free.
 func TestLineAtRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	wants := [][]string{{"web"}, {"db"}, {"web", "db"}}

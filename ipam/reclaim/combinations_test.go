@@ -14,8 +14,9 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// Whatever fields a record has that the API server admits, nothing panics, an address at rest is free one day, and one that
-// somebody keeps stays. The owners, pods and Services of all records are gone, and the node says nothing.
+// Whatever fields a record has that the API server admits, nothing panics, an address at rest is
+// free one day, and one that somebody keeps stays. The owners, pods and Services of all records are
+// gone, and the node says nothing.
 func TestCombinations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)

@@ -110,7 +110,8 @@ func TestMissedDeletion(t *testing.T) {
 	}
 }
 
-// A step of a rolling update, which scales a ReplicaSet, has none of its Deployment's addresses looked at.
+// A step of a rolling update, which scales a ReplicaSet, has none of its Deployment's addresses
+// looked at.
 func TestStepsOfAnUpdate(t *testing.T) {
 	const a = "10.0.70.2"
 	ip := given(a, shared("apps/v1", "Deployment"), "", last("x"))

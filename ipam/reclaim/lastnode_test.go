@@ -227,9 +227,9 @@ func onNodeNamed(pod *v1.Pod, node string) *v1.Pod {
 	return pod
 }
 
-// One question serves all addresses that rest for a node. An answer that came while the node's name went
-// to another machine does not count, nor one about an address that began to rest later. Events tell whom
-// an address waits for.
+// One question serves all addresses that rest for a node. An answer that came while the node's name
+// went to another machine does not count, nor one about an address that began to rest later. Events
+// tell whom an address waits for.
 func TestQuestions(t *testing.T) {
 	const a, b = "10.0.70.2", "10.0.70.3"
 	synctest.Test(t, func(t *testing.T) {
@@ -299,8 +299,8 @@ func TestLastNodeAfterARestart(t *testing.T) {
 	})
 }
 
-// An address without an owner that does not rest, as an administrator's patch makes it, is asked about
-// nowhere, and stops nothing.
+// An address without an owner that does not rest, as an administrator's patch makes it, is asked
+// about nowhere, and stops nothing.
 func TestLastNodeOfAReservedAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const a, b = "10.0.70.2", "10.0.70.3"

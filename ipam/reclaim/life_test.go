@@ -265,7 +265,8 @@ func TestLife(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		given all
-		// before is called before the controller starts; nil: it is to leave all as it is until does is called.
+		// before is called before the controller starts; nil: it is to leave all as it is until does is
+		// called.
 		before   func(*fixture)
 		does     func(*fixture)
 		want     ips
@@ -559,8 +560,8 @@ func (w *fixture) oldest() float64 {
 	return 0
 }
 
-// The lag is of the pod that had the address last, also where the scheduler gave it the address when
-// another one had ended.
+// The lag is of the pod that had the address last, also where the scheduler gave it the address
+// when another one had ended.
 func TestLagIsOfTheLastPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const a = "10.0.70.2"
@@ -586,8 +587,9 @@ func TestLagIsOfTheLastPod(t *testing.T) {
 	})
 }
 
-// A replica that does not lead has nothing in its queues after a day of pods, and forgets addresses that others freed once
-// their rest is over. When it leads it does all that is left to do, without an event.
+// A replica that does not lead has nothing in its queues after a day of pods, and forgets addresses
+// that others freed once their rest is over. When it leads it does all that is left to do, without
+// an event.
 func TestStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const a, b = "10.0.70.2", "10.0.70.3"

@@ -29,7 +29,8 @@ func nodeOwned(address string, change func(*v1alpha1.FloatingIP)) *v1alpha1.Floa
 	return ip
 }
 
-// The address of a node stays with it while its pool gives the node one, and nothing but the API server's word takes it away.
+// The address of a node stays with it while its pool gives the node one, and nothing but the API
+// server's word takes it away.
 func TestNodeOwner(t *testing.T) {
 	pool := func(terms *v1alpha1.NodeAddresses, cooldown time.Duration) *v1alpha1.IPPool {
 		return &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "storage"}, Spec: v1alpha1.IPPoolSpec{

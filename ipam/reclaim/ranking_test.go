@@ -277,8 +277,9 @@ func TestLoadedRankings(t *testing.T) {
 	}
 }
 
-// An address that is freed when its pod has just gone leaves its ranking, too: until its record is gone it would stand
-// before the ones that are kept without a pod, and one of these would be freed for the same surplus.
+// An address that is freed when its pod has just gone leaves its ranking, too: until its record is
+// gone it would stand before the ones that are kept without a pod, and one of these would be freed
+// for the same surplus.
 func TestLeaveWithPod(t *testing.T) {
 	r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
 	owner := shared("apps/v1", "Deployment")

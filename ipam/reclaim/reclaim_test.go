@@ -257,8 +257,9 @@ func TestPodIsBack(t *testing.T) {
 			t.Errorf("%s after its pod's end: wrote %v, want %v", after, got, want)
 		}
 	}
-	// Within seconds of the pod's end, and before the watch tells of the pod, the address is looked at again, or its FloatingIP comes
-	// by a list: with the version it had, with an older one, or after it was deleted.
+	// Within seconds of the pod's end, and before the watch tells of the pod, the address is looked at
+	// again, or its FloatingIP comes by a list: with the version it had, with an older one, or after
+	// it was deleted.
 	newer := func(ip *v1alpha1.FloatingIP) *v1alpha1.FloatingIP {
 		ip = ip.DeepCopy()
 		ip.ResourceVersion = "1000"

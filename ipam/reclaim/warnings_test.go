@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam/customkind"
 )
 
-// An event reports owners whose wishes are unknown, if somebody can mend it.
+// An event reports owners whose wishes are unknown, if somebody can fix it.
 func TestUnknown(t *testing.T) {
 	things := schema.GroupVersionResource{Group: "example.org", Version: "v1", Resource: "things"}
 	forbidden := &customkind.ForbiddenError{Resource: things, Err: errors.New("no")}

@@ -74,8 +74,8 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-// boundTo returns a pod that asks for so many addresses and is bound to node1, and whose kubelet has told these IPs. Its
-// annotation says what its user wants.
+// boundTo returns a pod that asks for so many addresses and is bound to node1, and whose kubelet
+// has told these IPs. Its annotation says what its user wants.
 func boundTo(name string, asks int64, told ...string) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name), Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.4"}},
@@ -166,7 +166,8 @@ func TestSuperseded(t *testing.T) {
 	}
 }
 
-// An operator that has three instances replaced db-2 by db-4. Names with pods come first, then older ones.
+// An operator that has three instances replaced db-2 by db-4. Names with pods come first, then
+// older ones.
 func TestNamesBefore(t *testing.T) {
 	r := &Reclaimer{index: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers())}
 	names := map[string]*v1alpha1.FloatingIP{}
@@ -213,7 +214,8 @@ func TestHasOrdinal(t *testing.T) {
 	}
 }
 
-// A worker's address is wanted while its leader's StatefulSet wants the leader, whatever the leader's template asks for.
+// A worker's address is wanted while its leader's StatefulSet wants the leader, whatever the
+// leader's template asks for.
 func TestWantsWorkers(t *testing.T) {
 	for _, test := range []struct {
 		owner, pod string

@@ -21,39 +21,45 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Reasons of events about Services of other implementations that have addresses of an IPPool with excludeServices.
+// Reasons of events about Services of other implementations that have addresses of an IPPool with
+// excludeServices.
 const (
-	// EventAddressInUse (Warning on Service): a Service of another implementation has an address of an IPPool with
-	// excludeServices that Berth has given to somebody else.
-	// Do: give one of the two another address, and leave the others' addresses out of the pool, see docs/how-to/services.md#beside-metallb.
+	// EventAddressInUse (Warning on Service): a Service of another implementation has an address of an
+	// IPPool with excludeServices that Berth has given to somebody else. Do: give one of the two
+	// another address, and leave the others' addresses out of the pool, see
+	// docs/how-to/services.md#beside-metallb.
 	EventAddressInUse = "AddressInUse"
-	// EventAddressNotExcluded (Warning on Service): a Service of another implementation has an address of an IPPool with
-	// excludeServices of which its namespace may have none, or no more. Berth may give it to somebody else.
-	// Do: as the note says, give the Service an address of no pool, or change the pool, see docs/how-to/services.md#beside-metallb.
+	// EventAddressNotExcluded (Warning on Service): a Service of another implementation has an address
+	// of an IPPool with excludeServices of which its namespace may have none, or no more. Berth may
+	// give it to somebody else. Do: as the note says, give the Service an address of no pool, or
+	// change the pool, see docs/how-to/services.md#beside-metallb.
 	EventAddressNotExcluded = "AddressNotExcluded"
 )
 
-// foreign is the name in the keys of the addresses that the Services of a namespace have from other implementations. No Service
-// has a colon in its name.
+// foreign is the name in the keys of the addresses that the Services of a namespace have from other
+// implementations. No Service has a colon in its name.
 const foreign = "foreign:"
 
 func foreignKey(namespace string) preallocation.Key {
 	return preallocation.Key{Kind: preallocation.KindService, Namespace: namespace, Name: foreign}
 }
 
-// isForeignRecord returns whether a record takes the address of another implementation's Service out of circulation.
+// isForeignRecord returns whether a record takes the address of another implementation's Service
+// out of circulation.
 func isForeignRecord(ip *v1alpha1.FloatingIP) bool {
 	return ip.Spec.Reserved && ip.Spec.Owner.IsService()
 }
 
-// exclusions are the addresses of pools with excludeServices that are reserved for Services of a namespace, and what is told of others.
+// exclusions are the addresses of pools with excludeServices that are reserved for Services of a
+// namespace, and what is told of others.
 type exclusions struct {
 	of      map[netip.Addr]*v1.Service
 	refused map[*v1.Service]string
 }
 
-// excluded returns which addresses are reserved for the Services of a namespace: of each one of a family, of pools that admit the
-// namespace, and of a pool no more than maxPerNamespace. The oldest Services come first. Pure.
+// excluded returns which addresses are reserved for the Services of a namespace: of each one of a
+// family, of pools that admit the namespace, and of a pool no more than maxPerNamespace. The oldest
+// Services come first. Pure.
 func excluded(all []*v1.Service, namespace labels.Set, snapshot *pools.Snapshot) exclusions {
 	e := exclusions{map[netip.Addr]*v1.Service{}, map[*v1.Service]string{}}
 	has := map[*pools.Pool]uint64{}
@@ -90,7 +96,8 @@ func excluded(all []*v1.Service, namespace labels.Set, snapshot *pools.Snapshot)
 	return e
 }
 
-// exclude reserves the addresses that the Services of a namespace have from other implementations, as long as they have them.
+// exclude reserves the addresses that the Services of a namespace have from other implementations,
+// as long as they have them.
 func (c *controller) exclude(ctx context.Context, key preallocation.Key) error {
 	services := view.Indexed[*v1.Service](c.services, cache.NamespaceIndex, key.Namespace)
 	var labelsOf labels.Set

@@ -62,7 +62,8 @@ func order(a, b *v1.Service) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
-// precedence puts first the Service that has the addresses by their records, then others that show some, then the oldest.
+// precedence puts first the Service that has the addresses by their records, then others that show
+// some, then the oldest.
 func precedence(held []*v1alpha1.FloatingIP) func(a, b *v1.Service) int {
 	rank := func(service *v1.Service) int {
 		switch {
@@ -76,8 +77,8 @@ func precedence(held []*v1alpha1.FloatingIP) func(a, b *v1.Service) int {
 	return func(a, b *v1.Service) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), order(a, b)) }
 }
 
-// served returns the Services of a group that have its addresses, the one that leads first, and says why the others do
-// not. held are the addresses that the group has. Pure.
+// served returns the Services of a group that have its addresses, the one that leads first, and
+// says why the others do not. held are the addresses that the group has. Pure.
 func served(members []*v1.Service, held []*v1alpha1.FloatingIP) (with []*v1.Service, refused map[*v1.Service]string) {
 	refused = map[*v1.Service]string{}
 	for _, service := range slices.SortedFunc(slices.Values(members), precedence(held)) {
@@ -91,7 +92,8 @@ func served(members []*v1.Service, held []*v1alpha1.FloatingIP) (with []*v1.Serv
 	return with, refused
 }
 
-// conflict says why a Service cannot have the addresses of another one, and what to change; empty if it can.
+// conflict says why a Service cannot have the addresses of another one, and what to change; empty
+// if it can.
 func conflict(other, service *v1.Service) string {
 	for _, port := range service.Spec.Ports {
 		if slices.ContainsFunc(other.Spec.Ports, func(o v1.ServicePort) bool { return o.Port == port.Port && protocol(o) == protocol(port) }) {
@@ -121,16 +123,18 @@ type Standing struct {
 	Lead *v1.Service
 	// Refused says why the Service does not share the addresses of the group; empty if it does.
 	Refused string
-	// Has are the addresses that the group has and may keep, and GivesUp the others. All are kept while the request is wrong.
+	// Has are the addresses that the group has and may keep, and GivesUp the others. All are kept
+	// while the request is wrong.
 	Has, GivesUp []*v1alpha1.FloatingIP
-	// Lacks are the requests for the addresses that the group lacks. Each is for one address of each of its parts.
+	// Lacks are the requests for the addresses that the group lacks. Each is for one address of each
+	// of its parts.
 	Lacks []ipam.Request
 	// Optional: the group has an address of one family, and prefers to have both.
 	Optional bool
 }
 
-// StandingOf judges a Service as the controller does, among the Services of its namespace and their FloatingIPs. The error is about
-// the request of the Service that leads the group. Pure.
+// StandingOf judges a Service as the controller does, among the Services of its namespace and their
+// FloatingIPs. The error is about the request of the Service that leads the group. Pure.
 func StandingOf(service *v1.Service, namespace *v1.Namespace, all []*v1.Service, ips []*v1alpha1.FloatingIP) (Standing, error) {
 	key := keyOf(service)
 	var held []*v1alpha1.FloatingIP
@@ -160,7 +164,8 @@ func StandingOf(service *v1.Service, namespace *v1.Namespace, all []*v1.Service,
 	return s, nil
 }
 
-// suiting parts the addresses that a group has into one of each family that suits its request, and the others.
+// suiting parts the addresses that a group has into one of each family that suits its request, and
+// the others.
 func suiting(held []*v1alpha1.FloatingIP, request *ipam.Request) (has, others []*v1alpha1.FloatingIP) {
 	for _, ip := range held {
 		if suits(ip, request) && !slices.ContainsFunc(has, func(other *v1alpha1.FloatingIP) bool { return other.Family() == ip.Family() }) {
@@ -204,8 +209,8 @@ func suits(ip *v1alpha1.FloatingIP, request *ipam.Request) bool {
 	return slices.ContainsFunc(request.Parts, func(p ipam.Part) bool { return p.Fits(ip.Addr()) })
 }
 
-// goalOf returns the addresses that a group lacks, and how many it has. Without RequireDualStack it takes of each family
-// what there is. Pure.
+// goalOf returns the addresses that a group lacks, and how many it has. Without RequireDualStack it
+// takes of each family what there is. Pure.
 func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
 	goal, count := preallocation.Goal{Generation: revision(lead)}, preallocation.CountOf(has)
 	var lacking []ipam.Part

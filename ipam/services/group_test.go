@@ -38,8 +38,8 @@ func service(name string, number int, change func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// Services share addresses while their ports differ and their policies agree. The oldest leads, and the younger one of two in
-// conflict goes without.
+// Services share addresses while their ports differ and their policies agree. The oldest leads, and
+// the younger one of two in conflict goes without.
 func TestServed(t *testing.T) {
 	samePort := func(s *v1.Service) { s.Spec.Ports[0].Port = 80 }
 	local := func(s *v1.Service) {
@@ -136,7 +136,8 @@ func TestRequestOf(t *testing.T) {
 	}
 }
 
-// A Service with RequireDualStack takes all that it lacks at once, one with PreferDualStack each for itself.
+// A Service with RequireDualStack takes all that it lacks at once, one with PreferDualStack each
+// for itself.
 func TestGoalOf(t *testing.T) {
 	has := func(names ...string) (ips []*v1alpha1.FloatingIP) {
 		for _, name := range names {

@@ -45,14 +45,15 @@ import (
 
 // Reasons of events about Services. docs/reference/events.md is made of the comments.
 const (
-	// EventNoServiceAddress (Warning on Service): the Service gets no address, or not all; the note begins with the reason.
-	// Do: as the note says, see docs/how-to/services.md.
+	// EventNoServiceAddress (Warning on Service): the Service gets no address, or not all; the note
+	// begins with the reason. Do: as the note says, see docs/how-to/services.md.
 	EventNoServiceAddress = "NoServiceAddress"
-	// EventNoSharing (Warning on Service): the Service cannot share the addresses of another one.
-	// Do: change its ports, its traffic policy or its annotation berth.dev/share, see docs/how-to/services.md.
+	// EventNoSharing (Warning on Service): the Service cannot share the addresses of another one. Do:
+	// change its ports, its traffic policy or its annotation berth.dev/share, see
+	// docs/how-to/services.md.
 	EventNoSharing = "NoSharing"
-	// EventNoCarrier (Warning on Service): no node can carry an address of the Service, or a node does not confirm that it does.
-	// Do: see docs/how-to/services.md.
+	// EventNoCarrier (Warning on Service): no node can carry an address of the Service, or a node does
+	// not confirm that it does. Do: see docs/how-to/services.md.
 	EventNoCarrier = "NoCarrier"
 	// EventServiceAddress (Normal on Service): clients reach the Service by these addresses.
 	EventServiceAddress = "ServiceAddress"
@@ -66,8 +67,8 @@ type Carriers interface {
 	OfServices(node string) []string
 }
 
-// Parts has the dependencies of [Add]. The caller runs the view and the factory, whose informers should have the transform
-// reclaim.Slim.
+// Parts has the dependencies of [Add]. The caller runs the view and the factory, whose informers
+// should have the transform reclaim.Slim.
 type Parts struct {
 	API        *client.Client
 	Services   corev1client.ServicesGetter
@@ -109,7 +110,8 @@ type said struct {
 	has map[string]carriers.Silences
 }
 
-// silences returns the nodes that do not confirm an address, which the group decides about from now on.
+// silences returns the nodes that do not confirm an address, which the group decides about from now
+// on.
 func (s *said) silences(address string) carriers.Silences {
 	if s.has == nil {
 		s.has = map[string]carriers.Silences{}
@@ -120,8 +122,8 @@ func (s *said) silences(address string) carriers.Silences {
 	return s.has[address]
 }
 
-// Refuse writes events about the Services that [Add] would have a loop reconcile, until ctx ends: they get no address. It needs no
-// right but to list Services.
+// Refuse writes events about the Services that [Add] would have a loop reconcile, until ctx ends:
+// they get no address. It needs no right but to list Services.
 func Refuse(ctx context.Context, services corev1client.ServicesGetter, recorder event.Recorder) {
 	told := event.Warning(EventNoServiceAddress, "ServicesOff: Berth gives no addresses to Services here: set the chart's value controller.services to true, or give berth-controller the option --services and the rights that it names.")
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
@@ -273,7 +275,8 @@ func (c *controller) nodeChanged(before, after *v1.Node) {
 	})
 }
 
-// Affected implements [preallocation.Owners]: the Service of this name may have a right to a kept address.
+// Affected implements [preallocation.Owners]: the Service of this name may have a right to a kept
+// address.
 func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 	service := view.Get[v1.Service](c.services, key.Namespace+"/"+key.Name)
 	if service == nil || !IsOurs(service) {
@@ -370,7 +373,8 @@ func (c *controller) take(ctx context.Context, key preallocation.Key, m *preallo
 	return again, nil
 }
 
-// isStill asks the API server whether a Service asks for addresses as it was seen to. It fails with store.ErrChanged if not.
+// isStill asks the API server whether a Service asks for addresses as it was seen to. It fails with
+// store.ErrChanged if not.
 func (c *controller) isStill(ctx context.Context, seen *v1.Service, namespace types.UID) error {
 	live, err := c.live.Services(seen.Namespace).Get(ctx, seen.Name, metav1.GetOptions{})
 	if err != nil {
@@ -389,7 +393,8 @@ func (c *controller) isStill(ctx context.Context, seen *v1.Service, namespace ty
 	return nil
 }
 
-// following returns the record of an address with the Service that leads its group and the network of its pool. Pure.
+// following returns the record of an address with the Service that leads its group and the network
+// of its pool. Pure.
 func following(ip *v1alpha1.FloatingIP, lead *v1.Service, snapshot *pools.Snapshot) v1alpha1.FloatingIPSpec {
 	spec := *ip.Spec.DeepCopy()
 	spec.Service = &v1alpha1.ServiceReference{Name: lead.Name, UID: lead.UID, Share: shareOf(lead), Node: ip.Spec.Service.Node}
@@ -402,7 +407,8 @@ func following(ip *v1alpha1.FloatingIP, lead *v1.Service, snapshot *pools.Snapsh
 	return spec
 }
 
-// serve has nodes carry the addresses of a group, and shows its Services the ones that a node carries.
+// serve has nodes carry the addresses of a group, and shows its Services the ones that a node
+// carries.
 func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], with []*v1.Service, has []*v1alpha1.FloatingIP) (time.Duration, error) {
 	lead := with[0]
 	var shown, short, uncarried []string
@@ -422,7 +428,8 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 			uncarried = append(uncarried, problem)
 		}
 		if spec, changed := carriers.AnsweredBy(ip, p, now, c.nodeOf); changed {
-			// The agent of the next node asks the record, and the one of the node before does when it hears of that.
+			// The agent of the next node asks the record, and the one of the node before does when it hears
+			// of that.
 			if _, err := c.store.Update(ctx, ip, spec); err != nil {
 				return 0, fmt.Errorf("have node %q answer for %s: %w", spec.Service.Node, ip.Name, err)
 			}
@@ -458,8 +465,8 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 // nodeOf returns a node, nil where there is none.
 func (c *controller) nodeOf(name string) *v1.Node { node, _ := c.nodes.Get(name); return node }
 
-// plan plans which nodes carry an address. over are passed over where others can. few says that it has fewer than it could
-// use.
+// plan plans which nodes carry an address. over are passed over where others can. few says that it
+// has fewer than it could use.
 func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assignments.Carrier, over []string) (p carriers.Plan, few bool) {
 	all, err := c.nodes.List(labels.Everything())
 	if err != nil {
@@ -530,8 +537,8 @@ func (c *controller) dropDecisions(m *preallocation.Memory[said], held []*v1alph
 	}
 }
 
-// giveUp takes addresses from a group that wants them no more: first from the status of Services, then from nodes, then from
-// the record.
+// giveUp takes addresses from a group that wants them no more: first from the status of Services,
+// then from nodes, then from the record.
 func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], held []*v1alpha1.FloatingIP) (again time.Duration, err error) {
 	for _, ip := range held {
 		if err := c.isWanted(ctx, key, ip); err != nil {
@@ -571,8 +578,9 @@ func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preal
 	return again, nil
 }
 
-// isWanted asks the API server whether the holder of an address, as its group was seen to want it no more, is gone or another
-// Service by now. It fails with store.ErrChanged if it wants the address still.
+// isWanted asks the API server whether the holder of an address, as its group was seen to want it
+// no more, is gone or another Service by now. It fails with store.ErrChanged if it wants the
+// address still.
 func (c *controller) isWanted(ctx context.Context, key preallocation.Key, ip *v1alpha1.FloatingIP) error {
 	if cached := view.Get[v1.Service](c.services, key.Namespace+"/"+ip.Spec.Service.Name); cached != nil && cached.UID == ip.Spec.Service.UID {
 		return nil // The cache has the change that led here.
@@ -608,7 +616,8 @@ func (c *controller) hide(ctx context.Context, ip *v1alpha1.FloatingIP, with []*
 	return nil
 }
 
-// show writes the addresses by which clients reach a Service into its status, in the order of its families.
+// show writes the addresses by which clients reach a Service into its status, in the order of its
+// families.
 func (c *controller) show(ctx context.Context, service *v1.Service, addresses []string) error {
 	isFirst := func(address string) bool {
 		return len(service.Spec.IPFamilies) > 0 && (service.Spec.IPFamilies[0] == v1.IPv6Protocol) == strings.Contains(address, ":")
@@ -641,7 +650,8 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 	return nil
 }
 
-// present returns a Service as the cache has it or, where the cache is behind, as it was written last.
+// present returns a Service as the cache has it or, where the cache is behind, as it was written
+// last.
 func (c *controller) present(cached *v1.Service) *v1.Service {
 	present := cached
 	c.written.Do(func(all map[types.UID]*v1.Service) {
@@ -658,8 +668,8 @@ func (c *controller) present(cached *v1.Service) *v1.Service {
 	return present
 }
 
-// tell emits a Warning with a new note about a Service. An empty one is for a problem that is over, so that it is told
-// again when it comes back.
+// tell emits a Warning with a new note about a Service. An empty one is for a problem that is over,
+// so that it is told again when it comes back.
 func (c *controller) tell(m *preallocation.Memory[said], service *v1.Service, reason, note string) {
 	id := string(service.UID) + "/" + reason
 	if note == "" {

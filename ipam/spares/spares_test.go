@@ -10,9 +10,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// How a set becomes whole is tested with all programs: test/scheduler/fixedset, and of DaemonSets test/scheduler/retention.
+// How a set becomes whole is tested with all programs: test/scheduler/fixedset, and of DaemonSets
+// test/scheduler/retention.
 
-// A workload has addresses for any of its pods if it keeps them, for no pod's name and without an end.
+// A workload has addresses for any of its pods if it keeps them, for no pod's name and without an
+// end.
 func TestIsShared(t *testing.T) {
 	web := v1alpha1.Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "u"}
 	for name, test := range map[string]struct {

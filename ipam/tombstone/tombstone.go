@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tombstone handles the changes of an informer, also of objects whose deletion the watch missed.
+// Package tombstone handles the changes of an informer, also of objects whose deletion the watch
+// missed.
 package tombstone
 
 import "k8s.io/client-go/tools/cache"

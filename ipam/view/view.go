@@ -62,7 +62,8 @@ func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error)
 	return v, err
 }
 
-// Compiled returns the compiled pools of an informer, which the caller runs. They are complete when synced is done.
+// Compiled returns the compiled pools of an informer, which the caller runs. They are complete when
+// synced is done.
 func Compiled(ipPools cache.SharedIndexInformer) (source *pools.Source, synced cache.DoneChecker, err error) {
 	source = pools.NewSource(func() []*v1alpha1.IPPool { return All[v1alpha1.IPPool](ipPools.GetStore()) })
 	registration, err := ipPools.AddEventHandler(tombstone.Handler(source.Changed))

@@ -62,8 +62,8 @@ func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string
 	w.said = append(w.said, strings.Join([]string{kind, reason, regarding.(*v1.Pod).Name, fmt.Sprintf(note, args...)}, " "))
 }
 
-// pod adds a running pod, and the records of the addresses that named has it hold, or of 10.0.70.2. A user has
-// dropped the annotation.
+// pod adds a running pod, and the records of the addresses that named has it hold, or of 10.0.70.2.
+// A user has dropped the annotation.
 func (w *world) pod(name, ip string, options ...func(*v1.Pod)) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name + "-uid"), Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.2"},

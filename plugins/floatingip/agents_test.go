@@ -294,7 +294,8 @@ func BenchmarkAgents(b *testing.B) {
 	})
 }
 
-// What a Deployment may have more goes on from a pod that cannot have it, because its nodes have no agent.
+// What a Deployment may have more goes on from a pod that cannot have it, because its nodes have no
+// agent.
 func TestOfferGoesOnWithoutAgent(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", agentNamespace)
 	synctest.Test(t, func(t *testing.T) {

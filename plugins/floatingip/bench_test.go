@@ -125,8 +125,8 @@ func BenchmarkRetained(b *testing.B) {
 	}
 }
 
-// BenchmarkPreScore is what the look at the room of all pools costs each pod, where all nodes reach the same
-// pools, and where each rack has one of its own. "some" has pools of two levels of room.
+// BenchmarkPreScore is what the look at the room of all pools costs each pod, where all nodes reach
+// the same pools, and where each rack has one of its own. "some" has pools of two levels of room.
 func BenchmarkPreScore(b *testing.B) {
 	for _, test := range []struct {
 		name       string

@@ -66,8 +66,8 @@ func TestWhyPodsWait(t *testing.T) {
 	}
 }
 
-// A pod whose pools have addresses on nodes without an agent lacks no address; beside a node with an agent
-// and a full pool it does.
+// A pod whose pools have addresses on nodes without an agent lacks no address; beside a node with
+// an agent and a full pool it does.
 func TestWaitsForAgent(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", agentNamespace)
 	for name, test := range map[string]struct {

@@ -170,7 +170,8 @@ func deletesQuietly(name string) func(c *cluster) {
 	}
 }
 
-// Of a claim with many addresses a pod may have the one of a pod that is gone, although that pod names none.
+// Of a claim with many addresses a pod may have the one of a pod that is gone, although that pod
+// names none.
 func TestPodOfALargeClaimIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		world := objects(ipPool("web", "10.0.70.2-10.0.70.200"), claim("licences", 100))
@@ -281,7 +282,8 @@ func TestHints(t *testing.T) {
 	})
 }
 
-// hintOf returns what the plugin says about an event for a waiting pod, and whether kube-scheduler asks it.
+// hintOf returns what the plugin says about an event for a waiting pod, and whether kube-scheduler
+// asks it.
 func hintOf(t *testing.T, registered []fwk.ClusterEventWithHint, waits *v1.Pod, event fwk.ClusterEvent, before, after any) (hint fwk.QueueingHint, asked bool) {
 	t.Helper()
 	hint = fwk.QueueSkip
@@ -325,7 +327,8 @@ func TestNodeOfFullPool(t *testing.T) {
 	})
 }
 
-// A node that comes to serve a full pool wakes a pod that may preempt a pod there and have its address.
+// A node that comes to serve a full pool wakes a pod that may preempt a pod there and have its
+// address.
 func TestNodeWithVictims(t *testing.T) {
 	high := priority(10)
 	never := func(pod *v1.Pod) {

@@ -61,8 +61,8 @@ type besides struct {
 
 func (b *besides) Extenders() []fwk.Extender { return []fwk.Extender{&b.extender} }
 
-// Nobody else binds a pod with a floating IP: a scheduler whose profile has another Bind plugin first does not start, and a
-// pod that an extender would bind waits, and says why.
+// Nobody else binds a pod with a floating IP: a scheduler whose profile has another Bind plugin
+// first does not start, and a pod that an extender would bind waits, and says why.
 func TestOtherBinders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, oneWeb, pod("a"))

@@ -21,10 +21,10 @@ func inGroup(name string) func(*v1.Pod) {
 	return func(pod *v1.Pod) { pod.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: &name} }
 }
 
-// tryOut is kube-scheduler's cycle of a PodGroup that needs all of these pods (podGroupCycle): one pod
-// after the other is reserved where it fits, or where a preemption of victims would make room; then all
-// give back what they took. If all fit, and nobody need be preempted, they are reserved and bound. It
-// returns what became of each pod.
+// tryOut is kube-scheduler's cycle of a PodGroup that needs all of these pods (podGroupCycle): one
+// pod after the other is reserved where it fits, or where a preemption of victims would make room;
+// then all give back what they took. If all fit, and nobody need be preempted, they are reserved
+// and bound. It returns what became of each pod.
 func (c *cluster) tryOut(victims []*v1.Pod, pods ...*v1.Pod) (outcomes []string) {
 	c.t.Helper()
 	group := framework.NewCycleState()
@@ -86,7 +86,8 @@ func (c *cluster) tryOut(victims []*v1.Pod, pods ...*v1.Pod) (outcomes []string)
 	return outcomes
 }
 
-// preempting returns the first node that fits the pod without the victims, as DefaultPreemption does.
+// preempting returns the first node that fits the pod without the victims, as DefaultPreemption
+// does.
 func (c *cluster) preempting(state fwk.CycleState, pod *v1.Pod, victims []*v1.Pod) (name string, ok bool) {
 	for _, info := range c.nodeInfos() {
 		state, some := state.Clone(), false
@@ -173,8 +174,8 @@ func TestGang(t *testing.T) {
 	}
 }
 
-// What a PodGroup tried out, and gave back, is for pods of no group: two groups would wake each other
-// for ever. When an address comes free, the group that lacks it is woken.
+// What a PodGroup tried out, and gave back, is for pods of no group: two groups would wake each
+// other for ever. When an address comes free, the group that lacks it is woken.
 func TestGangWakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g0, g1, h0, h1, x := pod("g0", inGroup("g")), pod("g1", inGroup("g")), pod("h0", inGroup("h")), pod("h1", inGroup("h")), pod("x")
@@ -266,8 +267,8 @@ func TestHalfGang(t *testing.T) {
 	})
 }
 
-// A pod that Reserve rejects waits as one that Filter rejects, and is tried again soon, because another
-// node may do.
+// A pod that Reserve rejects waits as one that Filter rejects, and is tried again soon, because
+// another node may do.
 func TestReserveOutdated(t *testing.T) {
 	full := func(c *cluster) { c.berth.Put(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted")) }
 	for name, test := range map[string]struct {

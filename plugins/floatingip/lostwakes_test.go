@@ -23,8 +23,9 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// No pod waits that could run: whatever happened, each waiting pod was woken since a node has had an
-// address for it, and an agent. Small clusters, in which many limits are reached at once, change at random.
+// No pod waits that could run: whatever happened, each waiting pod was woken since a node has had
+// an address for it, and an agent. Small clusters, in which many limits are reached at once, change
+// at random.
 func TestNoWakeIsLost(t *testing.T) {
 	seed := seedtest.Seed(t)
 	t.Setenv("POD_NAMESPACE", agentNamespace)
@@ -293,7 +294,8 @@ func (w *randomWorld) schedule() {
 	}
 }
 
-// try makes one attempt to schedule a pod. kube-scheduler tries a pod again whose attempt failed with an error.
+// try makes one attempt to schedule a pod. kube-scheduler tries a pod again whose attempt failed
+// with an error.
 func (w *randomWorld) try(pod *v1.Pod) {
 	for range 10 {
 		state := framework.NewCycleState()

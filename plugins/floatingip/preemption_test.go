@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// postFilter makes an attempt that finds no node, and returns PostFilter's status. foreign are nodes
-// that another plugin rejects.
+// postFilter makes an attempt that finds no node, and returns PostFilter's status. foreign are
+// nodes that another plugin rejects.
 func (c *cluster) postFilter(pod *v1.Pod, foreign ...string) *fwk.Status {
 	c.t.Helper()
 	state, statuses := framework.NewCycleState(), framework.NewDefaultNodeToStatus()
@@ -177,8 +177,8 @@ func TestPostFilterOfCappedNode(t *testing.T) {
 	})
 }
 
-// A held pod is woken when the address comes free, and looks again in between, however long that takes. It preempts
-// once the address went to somebody else.
+// A held pod is woken when the address comes free, and looks again in between, however long that
+// takes. It preempts once the address went to somebody else.
 func TestHeldPodIsWoken(t *testing.T) {
 	world := func() []runtime.Object { return append(full("PodDeleted"), pod("a")) }
 	held := func(c *cluster) {

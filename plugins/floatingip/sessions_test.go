@@ -32,8 +32,8 @@ func requireSession(spec *v1alpha1.IPPoolSpec) {
 	spec.Mode, spec.RequireSession = v1alpha1.NetworkRouted, true
 }
 
-// Nodes without a BGP session come last for routed addresses, and do not come at all where the pool says so. Nodes
-// without a speaker are like nodes with a session.
+// Nodes without a BGP session come last for routed addresses, and do not come at all where the pool
+// says so. Nodes without a speaker are like nodes with a session.
 func TestSessions(t *testing.T) {
 	nodes := objects(node("n1"), node("n2"), agentOn("n1", v1.ConditionTrue), agentOn("n2", v1.ConditionTrue))
 	in := func(pool *v1alpha1.IPPool, more ...runtime.Object) []runtime.Object {

@@ -262,8 +262,8 @@ func TestServesNewcomer(t *testing.T) {
 	})
 }
 
-// TestMargin checks that a pod skips Filter if its pools have room for it after the waiting pods that
-// may take addresses of them, and for no others.
+// TestMargin checks that a pod skips Filter if its pools have room for it after the waiting pods
+// that may take addresses of them, and for no others.
 func TestMargin(t *testing.T) {
 	const room = 10
 	web, other := ipPool("web", "10.0.70.2-10.0.70.11"), ipPool("other", "10.0.70.20-10.0.70.99", forNodes("rack", "b"))

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bfd watches routers by BFD, so that both sides see within a second that the other one, or the way to it, is gone
-// (RFC 5880 to 5883). The rules are in machine; here are sockets and timers. GoBGP's own BFD does not serve: each of the speaker's
-// sessions is a GoBGP of its own, of which one alone would hear; it checks no TTL, and says no AdminDown.
+// Package bfd watches routers by BFD, so that both sides see within a second that the other one, or
+// the way to it, is gone (RFC 5880 to 5883). The rules are in machine; here are sockets and timers.
+// GoBGP's own BFD does not serve: each of the speaker's sessions is a GoBGP of its own, of which
+// one alone would hear; it checks no TTL, and says no AdminDown.
 //
-// All sessions of a kind (neighbours, or routers behind others) and an IP version hear at one socket, and each sends by its own, whose
-// port names it (RFC 5881, section 4).
+// All sessions of a kind (neighbours, or routers behind others) and an IP version hear at one
+// socket, and each sends by its own, whose port names it (RFC 5881, section 4).
 package bfd
 
 import (
@@ -33,8 +34,9 @@ const (
 	// Ports from which they are sent.
 	firstSource, lastSource = 49152, 65535
 
-	// farewells are how many packets say that a session has ended, a pause before each: one may be lost. Routers by FRR before
-	// 10.6 take them for a loss of the node while they have its BGP session; in the first pause they see that it was closed.
+	// farewells are how many packets say that a session has ended, a pause before each: one may be
+	// lost. Routers by FRR before 10.6 take them for a loss of the node while they have its BGP
+	// session; in the first pause they see that it was closed.
 	farewells, pause = 3, 100 * time.Millisecond
 )
 
@@ -78,7 +80,8 @@ type datagram struct {
 	hopLimit int
 }
 
-// Begin begins to watch a router that has no session. changed is called when the router came or went, and returns at once.
+// Begin begins to watch a router that has no session. changed is called when the router came or
+// went, and returns at once.
 func (s *Sessions) Begin(router, source netip.Addr, config machine.Config, changed func()) (*Session, error) {
 	port := uint16(single)
 	if config.Multihop {
@@ -218,7 +221,8 @@ func (s *Session) State() State {
 	return s.state
 }
 
-// End ends the session: the router is told that this means nothing. The BGP session must have been left before. It takes a moment.
+// End ends the session: the router is told that this means nothing. The BGP session must have been
+// left before. It takes a moment.
 func (s *Session) End() {
 	close(s.end)
 	<-s.ended
@@ -228,7 +232,8 @@ func (s *Session) End() {
 
 func (s *Session) run(m *machine.Machine) {
 	defer close(s.ended)
-	// unsent says why the last packet could not be sent, refused why the last one that came did not count.
+	// unsent says why the last packet could not be sent, refused why the last one that came did not
+	// count.
 	var unsent, refused error
 	send := func(packet []byte) {
 		if packet == nil {

@@ -64,7 +64,8 @@ func (o *one) await(want bfd.StateType, losses int) State {
 	}
 }
 
-// Two speakers watch each other, with several sessions on a socket, and know at once when the wire is cut, or the other one ends.
+// Two speakers watch each other, with several sessions on a socket, and know at once when the wire
+// is cut, or the other one ends.
 func TestPair(t *testing.T) {
 	netnstest.Need(t)
 	for name, multihop := range map[string]bool{"neighbours": false, "multihop": true} {
@@ -178,7 +179,8 @@ func (r *router) hears(want func(p *bfd.BFDHeader) bool) (p bfd.BFDHeader, from 
 	}
 }
 
-// What comes with another TTL, or for another session, changes nothing; packets are as RFC 5881 has them.
+// What comes with another TTL, or for another session, changes nothing; packets are as RFC 5881 has
+// them.
 func TestForged(t *testing.T) {
 	netnstest.Need(t)
 	for _, version := range []struct{ node, router string }{{"10.11.0.1", "10.11.0.2"}, {"2001:db8:11::1", "2001:db8:11::2"}} {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan says which sessions a node has with routers and which addresses each announces, from BGPPeers, the node's
-// labels and its routing table 98. It is pure: it dials nobody and reads no kernel.
+// Package plan says which sessions a node has with routers and which addresses each announces, from
+// BGPPeers, the node's labels and its routing table 98. It is pure: it dials nobody and reads no
+// kernel.
 package plan
 
 import (
@@ -25,7 +26,8 @@ import (
 // Route is an entry of table 98: an address that the node carries.
 type Route struct {
 	Address netip.Addr
-	// Metric is the lower the later the address came to its place. 0, the kernel's value for none, is the oldest.
+	// Metric is the lower the later the address came to its place. 0, the kernel's value for none, is
+	// the oldest.
 	Metric uint32
 }
 
@@ -34,7 +36,8 @@ type Peering struct {
 	LocalASN, PeerASN uint32
 	Peer              netip.Addr
 	Port              uint16
-	// Source is where the node's end of the session is; not valid: wherever the router is reached from.
+	// Source is where the node's end of the session is; not valid: wherever the router is reached
+	// from.
 	Source netip.Prefix
 	// Multihop is the number of hops; with 1 there is TTL security.
 	Multihop int
@@ -45,7 +48,8 @@ type Peering struct {
 	BFDMultiplier uint8
 }
 
-// SameSpeaker says whether a router takes a session for the continuation of another one, and so keeps its paths meanwhile.
+// SameSpeaker says whether a router takes a session for the continuation of another one, and so
+// keeps its paths meanwhile.
 func (p Peering) SameSpeaker(other Peering) bool {
 	return p.LocalASN == other.LocalASN && p.PeerASN == other.PeerASN && p.Peer == other.Peer && p.Source == other.Source
 }
@@ -75,8 +79,9 @@ type Session struct {
 	Problem error
 }
 
-// Sessions returns the sessions of a node with these labels, by name. Of several routes to one address the newest counts. Of
-// several BGPPeers with one router the first by name has a session: a router accepts one of a node.
+// Sessions returns the sessions of a node with these labels, by name. Of several routes to one
+// address the newest counts. Of several BGPPeers with one router the first by name has a session: a
+// router accepts one of a node.
 func Sessions(peers []*v1alpha1.BGPPeer, node map[string]string, routes []Route) []Session {
 	var all []Session
 	with := map[netip.Addr]string{}

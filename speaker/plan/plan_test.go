@@ -138,7 +138,8 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// A session goes on where a router takes it for the same one, and paths are sent again where they differ.
+// A session goes on where a router takes it for the same one, and paths are sent again where they
+// differ.
 func TestEqual(t *testing.T) {
 	one := Sessions([]*v1alpha1.BGPPeer{peerOf("tor", nil)}, nil, nil)[0].Peering
 	for change, other := range map[string]func(*Peering){

@@ -12,7 +12,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// journal reads in GoBGP's log why a session is not established, which it says nowhere else, and passes warnings on.
+// journal reads in GoBGP's log why a session is not established, which it says nowhere else, and
+// passes warnings on.
 type journal struct{ of *Session }
 
 // Enabled implements slog.Handler.
@@ -71,8 +72,8 @@ func (s *Session) reason(message string, attributes map[string]slog.Value) strin
 	return ""
 }
 
-// unconnected says why a connection failed. The kernel drops packets without the right signature or TTL, so that all of
-// these look alike.
+// unconnected says why a connection failed. The kernel drops packets without the right signature or
+// TTL, so that all of these look alike.
 func (s *Session) unconnected(err string) string {
 	if !strings.Contains(err, "timeout") {
 		return fmt.Sprintf("connect to %s: %s", s.Peer, err)

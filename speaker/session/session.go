@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session has a BGP session with one router, by GoBGP. It announces the paths that it is given and uses nothing that
-// the router sends. It dials, and listens nowhere.
+// Package session has a BGP session with one router, by GoBGP. It announces the paths that it is
+// given and uses nothing that the router sends. It dials, and listens nowhere.
 //
-// Each session is a GoBGP server of its own, with one peer. So the paths in its table are those for this router, as they are
-// to be announced, and need no policy for each router; nodes may have another ASN for each; and after a restart no
-// session waits for another router to be heard (RFC 4724, section 4.1).
+// Each session is a GoBGP server of its own, with one peer. So the paths in its table are those for
+// this router, as they are to be announced, and need no policy for each router; nodes may have
+// another ASN for each; and after a restart no session waits for another router to be heard (RFC
+// 4724, section 4.1).
 package session
 
 import (
@@ -36,10 +37,11 @@ type Config struct {
 }
 
 const (
-	// connectRetry is the time between two attempts to connect, in seconds: GoBGP's least is 2. An attempt takes a second less.
+	// connectRetry is the time between two attempts to connect, in seconds: GoBGP's least is 2. An
+	// attempt takes a second less.
 	connectRetry = 4
-	// deferral limits, in seconds, for how long paths wait until the router said that it has announced all of its own. They
-	// depend on none of these.
+	// deferral limits, in seconds, for how long paths wait until the router said that it has announced
+	// all of its own. They depend on none of these.
 	deferral = 1
 )
 
@@ -66,8 +68,8 @@ type State struct {
 	Established bool
 	// Since is when it was established, or lost, or began.
 	Since time.Time
-	// Lost: it was established, and is not any more. A new Session does better: GoBGP tells a router only once that its paths
-	// are valid still.
+	// Lost: it was established, and is not any more. A new Session does better: GoBGP tells a router
+	// only once that its paths are valid still.
 	Lost bool
 	// Why says why it is not established; empty: nothing is known yet.
 	Why string
@@ -81,9 +83,10 @@ type announcement struct {
 	nextHop netip.Addr
 }
 
-// New begins a session that announces paths from the beginning, so that a router which kept paths from before misses none. hop
-// is as in Set. before is the State of a session with this router that was left, or zero. changed is called after each change of
-// the State, and returns at once. The session lives until Leave or End.
+// New begins a session that announces paths from the beginning, so that a router which kept paths
+// from before misses none. hop is as in Set. before is the State of a session with this router that
+// was left, or zero. changed is called after each change of the State, and returns at once. The
+// session lives until Leave or End.
 func New(ctx context.Context, config Config, paths map[netip.Addr]plan.Path, hop netip.Addr, before State, changed func()) (*Session, error) {
 	s := &Session{Config: config, changed: changed, paths: map[netip.Addr]announcement{}, state: State{Since: before.Since, Why: before.Why}}
 	if before.Established || before.Since.IsZero() {
@@ -157,8 +160,9 @@ func (s *Session) peer() *api.Peer {
 	return peer
 }
 
-// Set has exactly these paths announced. Their next hop is the node's own address of the session. hop is that of IPv6 paths in
-// a session over IPv4, which has no such address; where it is not valid, these are not announced.
+// Set has exactly these paths announced. Their next hop is the node's own address of the session.
+// hop is that of IPv6 paths in a session over IPv4, which has no such address; where it is not
+// valid, these are not announced.
 func (s *Session) Set(paths map[netip.Addr]plan.Path, hop netip.Addr) error {
 	s.setting.Lock()
 	defer s.setting.Unlock()
@@ -277,7 +281,8 @@ func (s *Session) note(event *apiutil.WatchEventMessage_PeerEvent, _ time.Time) 
 	}
 }
 
-// failed notes why the session is not established, or will not be in a moment. The first reason of an end says most.
+// failed notes why the session is not established, or will not be in a moment. The first reason of
+// an end says most.
 func (s *Session) failed(why string) {
 	s.mu.Lock()
 	differs := false
@@ -309,7 +314,8 @@ type Counts struct {
 	Received int
 }
 
-// Counts returns what the session and its router have told each other. It blocks for the session's other work.
+// Counts returns what the session and its router have told each other. It blocks for the session's
+// other work.
 func (s *Session) Counts(ctx context.Context) (Counts, error) {
 	var counts Counts
 	err := s.bgp.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(peer *api.Peer) {
@@ -324,8 +330,8 @@ func (s *Session) Counts(ctx context.Context) (Counts, error) {
 	return counts, nil
 }
 
-// Leave ends the session without a word, as the end of the process does: a router with graceful restart keeps its paths for
-// RestartTime, for the next Session. One without is told.
+// Leave ends the session without a word, as the end of the process does: a router with graceful
+// restart keeps its paths for RestartTime, for the next Session. One without is told.
 func (s *Session) Leave() { s.close(true) }
 
 // End ends the session and tells the router, which forgets its paths at once.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package status is the protocol by which users ask the berth-speaker of a node about its sessions, at its port through the API
-// server's proxy to its pod. It owns no behaviour and does no I/O.
+// Package status is the protocol by which users ask the berth-speaker of a node about its sessions,
+// at its port through the API server's proxy to its pod. It owns no behaviour and does no I/O.
 //
-// A token for [Audience] of the ServiceAccount berth-diagnosis opens it, in the header of agents' tokens.
+// A token for [Audience] of the ServiceAccount berth-diagnosis opens it, in the header of agents'
+// tokens.
 package status
 
 import (

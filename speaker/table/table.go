@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package table reads the node's routing table 98, in which the agent has a route for each address that the node carries, and
-// follows its changes. No rule looks the table up: it routes nothing, and is how speakers of BGP learn what to announce. It
-// changes nothing, and needs no privilege.
+// Package table reads the node's routing table 98, in which the agent has a route for each address
+// that the node carries, and follows its changes. No rule looks the table up: it routes nothing,
+// and is how speakers of BGP learn what to announce. It changes nothing, and needs no privilege.
 package table
 
 import (
@@ -63,8 +63,9 @@ const (
 	receiveBuffer = 1 << 20
 )
 
-// Follow calls changed after changes of the table until ctx ends, and also where it may have missed some. The first call comes
-// once changes are seen: what is read from then on is complete. changed returns at once.
+// Follow calls changed after changes of the table until ctx ends, and also where it may have missed
+// some. The first call comes once changes are seen: what is read from then on is complete. changed
+// returns at once.
 func Follow(ctx context.Context, changed func()) {
 	for ctx.Err() == nil {
 		if err := follow(ctx, changed); err != nil && ctx.Err() == nil {

@@ -41,7 +41,8 @@ type driver struct {
 	// elect has the actions of the present round.
 	elect    election
 	reserved []string
-	// abandoned: the assigner's network may have addresses of a time that a restored API server knows nothing of.
+	// abandoned: the assigner's network may have addresses of a time that a restored API server knows
+	// nothing of.
 	abandoned bool
 
 	later sync.WaitGroup // actions that end by themselves
@@ -145,7 +146,7 @@ func (d *driver) run(round, steps int) error {
 	return nil
 }
 
-// settle ends all interference and mends pools and nodes.
+// settle ends all interference and fixes pools and nodes.
 func (d *driver) settle() error {
 	if d.calm != nil {
 		close(d.calm)

@@ -285,11 +285,11 @@ func (d *driver) leaveCloud() error {
 	return nil
 }
 
-// judgeAttached looks at what Attached found at rest. Where the controller told that
-// an address may be attached to another node than its pod's, an administrator deletes
-// the pod. Where both schedulers worked at once, for which the protocol is not made, or where a
-// backup was restored, of which the network knows nothing, he deletes the pods whose address is elsewhere and
-// detaches what is free.
+// judgeAttached looks at what Attached found at rest. Where the controller told that an address may
+// be attached to another node than its pod's, an administrator deletes the pod. Where both
+// schedulers worked at once, for which the protocol is not made, or where a backup was restored, of
+// which the network knows nothing, he deletes the pods whose address is elsewhere and detaches what
+// is free.
 func (d *driver) judgeAttached(pods map[string]string, free map[netip.Addr]string) []string {
 	var wrong []string
 	for uid, text := range pods {

@@ -77,7 +77,7 @@ func (d *driver) mendPools() error {
 			err = d.createPool(p.name, p.spec)
 		}
 		if err != nil {
-			return fmt.Errorf("mend pool %s: %w", p.name, err)
+			return fmt.Errorf("fix pool %s: %w", p.name, err)
 		}
 		delete(there, p.name)
 	}

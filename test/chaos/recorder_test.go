@@ -95,7 +95,8 @@ func (c custom) List(ctx context.Context, options metav1.ListOptions) (*unstruct
 	return c.NamespaceableResourceInterface.List(ctx, options)
 }
 
-// record starts to watch. If there is a recorder that was stopped, it goes on with the counts of that one.
+// record starts to watch. If there is a recorder that was stopped, it goes on with the counts of
+// that one.
 func (w *world) record() {
 	w.T.Helper()
 	ctx, stop := context.WithCancel(w.Ctx)

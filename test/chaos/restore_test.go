@@ -43,8 +43,9 @@ func (d *driver) backUp() (*backup, error) {
 	return b, d.w.ControlPlane.Backup(d.w.Ctx, b.file)
 }
 
-// restore brings back a backup, and the driver's wishes with it. Pods and records of addresses are of one time then;
-// the network of the external assigner is not: it is of no program's etcd. The kubelets start anew.
+// restore brings back a backup, and the driver's wishes with it. Pods and records of addresses are
+// of one time then; the network of the external assigner is not: it is of no program's etcd. The
+// kubelets start anew.
 func (d *driver) restore(b *backup) {
 	w := d.w
 	w.T.Helper()

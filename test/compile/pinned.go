@@ -33,8 +33,9 @@ func Pinned(ctx context.Context, say func(format string, args ...any), modules .
 	return Programs(ctx, say, old...)
 }
 
-// outdated returns the programs without the ones that are up to date: built by this Go from the versions
-// of go.mod, by what Go wrote into them, and not older than the folder of their main package.
+// outdated returns the programs without the ones that are up to date: built by this Go from the
+// versions of go.mod, by what Go wrote into them, and not older than the folder of their main
+// package.
 func (m Module) outdated(ctx context.Context) (map[string]string, error) {
 	versions, err := m.versions()
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// Answers of the API to good and bad requests, each held against the document that the API serves: of a viewer, on a cluster
-// with addresses in all states.
+// Answers of the API to good and bad requests, each held against the document that the API serves:
+// of a viewer, on a cluster with addresses in all states.
 func TestAPI(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute})
@@ -59,7 +59,8 @@ func TestAPI(t *testing.T) {
 	}
 }
 
-// populate makes addresses in all states, with a scheduler and a controller that go on. It returns how many have a FloatingIP.
+// populate makes addresses in all states, with a scheduler and a controller that go on. It returns
+// how many have a FloatingIP.
 func populate(w *simulation.World) (addresses int) {
 	w.T.Helper()
 	w.Nodes(2)

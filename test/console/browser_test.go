@@ -27,7 +27,8 @@ import (
 
 var update = flag.Bool("update", false, "write the pictures of docs/images")
 
-// axe is axe-core, which finds what keeps people with disabilities from using a page. axePackages says where it is from.
+// axe is axe-core, which finds what keeps people with disabilities from using a page. axePackages
+// says where it is from.
 var (
 	//go:embed testdata/axe/axe.min.js
 	axe string
@@ -41,7 +42,8 @@ var pages = []string{
 	"/addresses/10.0.70.12", "/addresses/10.0.70.250", "/addresses/192.0.2.1", "/claims", "/services", "/waiting", "/waiting?q=nothing", "/nodes", "/bgp", "/failover", "/changes", "/findings", "/pools/none", "/nothing",
 }
 
-// The pages in a real browser: while the cluster changes, without JavaScript, by keyboard, enlarged, in both themes.
+// The pages in a real browser: while the cluster changes, without JavaScript, by keyboard,
+// enlarged, in both themes.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -112,7 +114,8 @@ func checkRelease(b *browser, c *console) {
 	}
 }
 
-// checkWidth sees that no page is wider than the window, also if the user enlarges it to 200 % and to 400 %: only tables scroll.
+// checkWidth sees that no page is wider than the window, also if the user enlarges it to 200 % and
+// to 400 %: only tables scroll.
 func checkWidth(t *tab) {
 	t.c.w.T.Helper()
 	for _, zoom := range []int64{1, 2, 4} {
@@ -156,14 +159,16 @@ func checkTab(t *tab, what string) {
 	}
 }
 
-// reachable are the parts of a page that the Tab key must reach, in their order: each has a name here.
+// reachable are the parts of a page that the Tab key must reach, in their order: each has a name
+// here.
 const reachable = `[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, summary, [tabindex="0"]')]
 	.filter(part => part.checkVisibility({visibilityProperty: true}) && part.getClientRects().length > 0)`
 
 // name of a part, for messages and comparisons.
 const name = `const name = part => part === document.body ? '' : (part.id ? '#' + part.id + ' ' : '') + part.tagName + ' ' + (part.getAttribute('aria-label') || part.textContent || part.name).trim().slice(0, 40)`
 
-// checkKeyboard goes through pages by the Tab key: it reaches all that a mouse can, in the order of the page, and it can be seen where it is.
+// checkKeyboard goes through pages by the Tab key: it reaches all that a mouse can, in the order of
+// the page, and it can be seen where it is.
 func checkKeyboard(t *tab) {
 	t.c.w.T.Helper()
 	for _, path := range []string{"/addresses?q=checkout", "/", "/waiting"} {
@@ -197,7 +202,8 @@ func checkKeyboard(t *tab) {
 	}
 }
 
-// checkWithoutScripts uses the pages where no script may run: all have their content, and the search works.
+// checkWithoutScripts uses the pages where no script may run: all have their content, and the
+// search works.
 func checkWithoutScripts(t *tab) {
 	t.c.w.T.Helper()
 	t.scripts(false)
@@ -235,7 +241,8 @@ func checkWithoutScripts(t *tab) {
 	t.scripts(true)
 }
 
-// submit types into the field that has the focus, presses Enter, and waits until the next page is loaded.
+// submit types into the field that has the focus, presses Enter, and waits until the next page is
+// loaded.
 func (t *tab) submit(words string) {
 	t.c.w.T.Helper()
 	if _, err := chromedp.RunResponse(t.ctx, chromedp.KeyEvent(words+kb.Enter)); err != nil {

@@ -19,8 +19,8 @@ import (
 // generator makes a client from a document.
 const generator = "go run github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.7.2"
 
-// useClient generates a client from the document that the console serves, compiles it, and reads the pools and their
-// addresses with it.
+// useClient generates a client from the document that the console serves, compiles it, and reads
+// the pools and their addresses with it.
 func useClient(c *console) {
 	t := c.w.T
 	t.Helper()

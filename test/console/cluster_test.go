@@ -50,7 +50,8 @@ const (
 // planted are the texts of a tenant that a console shows.
 var planted = []string{"-ns", "-pod", "-owner", "-node", "-wait", "-message", "-claim"}
 
-// A console in the cluster shows each user what the user may list, on each page and path, and no name of others.
+// A console in the cluster shows each user what the user may list, on each page and path, and no
+// name of others.
 func TestTenants(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
@@ -444,7 +445,8 @@ func (c *inCluster) cached(users ...*console) {
 	}
 }
 
-// checkList reads a list of addresses as a firewall does: with a token of the list's own, which opens nothing else.
+// checkList reads a list of addresses as a firewall does: with a token of the list's own, which
+// opens nothing else.
 func checkList(c *inCluster, users string) {
 	w, t := c.w, c.w.T
 	t.Helper()

@@ -32,7 +32,8 @@ type document struct {
 	seen map[string]bool // method, path and response
 }
 
-// forms makes the library check the forms of texts that it does not by itself, and read types of content as texts.
+// forms makes the library check the forms of texts that it does not by itself, and read types of
+// content as texts.
 var forms = sync.OnceFunc(func() {
 	openapi3.DefineStringFormatValidator("date-time", openapi3.NewCallbackValidator(func(text string) error {
 		_, err := time.Parse(time.RFC3339, text)
@@ -144,7 +145,8 @@ func (d *document) unseen() []string {
 	return unseen
 }
 
-// methods returns the methods of each path of the document, with the values of the paths' parameters.
+// methods returns the methods of each path of the document, with the values of the paths'
+// parameters.
 func (d *document) methods(values map[string]string) map[string][]string {
 	all := map[string][]string{}
 	for path, item := range d.doc.Paths.Map() {

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// checkExpiry sees that a token that expired is answered with a sentence. The API server gives none that lasts less than ten minutes, so
-// that one is signed here with its key.
+// checkExpiry sees that a token that expired is answered with a sentence. The API server gives none
+// that lasts less than ten minutes, so that one is signed here with its key.
 func checkExpiry(c *inCluster, token string) {
 	t := c.w.T
 	t.Helper()
@@ -42,7 +42,8 @@ func checkExpiry(c *inCluster, token string) {
 	}
 }
 
-// resign returns a ServiceAccount's token as it would be if it had been given an hour before it expires at another time.
+// resign returns a ServiceAccount's token as it would be if it had been given an hour before it
+// expires at another time.
 func resign(t testing.TB, keyFile, token string, expires time.Time) string {
 	t.Helper()
 	text, err := os.ReadFile(keyFile)

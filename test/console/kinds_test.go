@@ -19,7 +19,8 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// Claims, Services, BGPPeers, lost nodes and changes before the start are as the document says, with each of their fields.
+// Claims, Services, BGPPeers, lost nodes and changes before the start are as the document says,
+// with each of their fields.
 func TestKindsAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	root, err := deploy.Root()

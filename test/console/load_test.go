@@ -45,8 +45,9 @@ const (
 	churn = 100 * time.Millisecond
 )
 
-// Many requests at once, while addresses change: how long they take, and how much CPU time and memory the console needs, is printed, and is
-// for the documentation. Each is answered, and none leads to a request to the API server.
+// Many requests at once, while addresses change: how long they take, and how much CPU time and
+// memory the console needs, is printed, and is for the documentation. Each is answered, and none
+// leads to a request to the API server.
 func TestLoad(t *testing.T) {
 	w := simulation.NewWith(t, simulation.Options{Lasts: time.Hour})
 	w.Nodes(2)
@@ -70,7 +71,8 @@ func TestLoad(t *testing.T) {
 	timePages(startBrowser(w).open(c))
 }
 
-// timePages prints how long a browser waits for pages, from the request to the end of the answer, and until they are drawn.
+// timePages prints how long a browser waits for pages, from the request to the end of the answer,
+// and until they are drawn.
 func timePages(t *tab) {
 	t.c.w.T.Helper()
 	for _, path := range []string{"/", "/pools/pool-0", "/addresses", "/addresses?q=web-7", "/addresses?q=node-17&sort=pod", "/addresses/10.1.0.7", "/nodes"} {
@@ -137,7 +139,8 @@ func pageKinds(n int) []kind {
 	return kinds
 }
 
-// searched returns a text that a person looks for: a pod, a part of its name, a node, an address, a part of it, or a prefix.
+// searched returns a text that a person looks for: a pod, a part of its name, a node, an address, a
+// part of it, or a prefix.
 func searched(r *rand.Rand, pools int) string {
 	pool := r.IntN(pools)
 	texts := []string{
@@ -152,7 +155,8 @@ func inPool(r *rand.Rand, pool int) string {
 	return fmt.Sprintf("10.%d.%d.%d", 1+pool/64, pool%64*4+r.IntN(3), 1+r.IntN(254))
 }
 
-// load makes requests for a while, at their times also if earlier ones take long, and prints how long they took.
+// load makes requests for a while, at their times also if earlier ones take long, and prints how
+// long they took.
 func (c *console) load(name string, kinds []kind, lasts time.Duration) {
 	t := c.w.T
 	t.Helper()
@@ -296,7 +300,8 @@ func (c *console) used() time.Duration {
 	if err != nil {
 		c.w.T.Fatal(err)
 	}
-	// The name, in brackets, may have spaces. The times are the 14th and 15th field, in hundredths of a second (proc(5)).
+	// The name, in brackets, may have spaces. The times are the 14th and 15th field, in hundredths of
+	// a second (proc(5)).
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	ticks := 0
 	for _, field := range strings.Fields(rest)[11:13] {
@@ -309,7 +314,8 @@ func (c *console) used() time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// collections are the lines of GODEBUG=gctrace=1: the heap before and after a collection, and what of it is alive.
+// collections are the lines of GODEBUG=gctrace=1: the heap before and after a collection, and what
+// of it is alive.
 var collections = regexp.MustCompile(`(?m)^gc .* (\d+)->(\d+)->(\d+) MB`)
 
 // memory returns the most memory that the process had so far, and the most of its heap.

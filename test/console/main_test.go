@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package console tests "kubectl berth console" as a user meets it: started by a real kubectl on a real API server, with the
-// rights that the user has; its API held against the document that it serves, and its pages in a real browser.
+// Package console tests "kubectl berth console" as a user meets it: started by a real kubectl on a
+// real API server, with the rights that the user has; its API held against the document that it
+// serves, and its pages in a real browser.
 package console
 
 import (
@@ -66,7 +67,8 @@ func as(user string) proxy.Options {
 	return proxy.Options{Identity: rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}}
 }
 
-// startWith starts a console with flags, whose requests go by a proxy with the credentials of config.
+// startWith starts a console with flags, whose requests go by a proxy with the credentials of
+// config.
 func startWith(w *simulation.World, config *rest.Config, options proxy.Options, flags []string, env ...string) *console {
 	w.T.Helper()
 	options.Random = random(w)
@@ -103,7 +105,8 @@ func startWith(w *simulation.World, config *rest.Config, options proxy.Options, 
 	return c
 }
 
-// kubectl returns the words of a command that runs kubectl with a kubeconfig, and Berth's plugin on its PATH.
+// kubectl returns the words of a command that runs kubectl with a kubeconfig, and Berth's plugin on
+// its PATH.
 func kubectl(w *simulation.World, kubeconfig string) []string {
 	w.T.Helper()
 	bin, err := lab.BinDir()
@@ -203,7 +206,8 @@ func read[T any](c *console, path string) T {
 	return into
 }
 
-// until looks after each event that the console sends until check is content: an event must come after each change.
+// until looks after each event that the console sends until check is content: an event must come
+// after each change.
 func (c *console) until(what string, check func() error) {
 	c.w.T.Helper()
 	ctx, cancel := context.WithTimeout(c.w.Ctx, simulation.Patience)

@@ -21,7 +21,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// missing waits until the console says of exactly these kinds that it cannot read them, each in a text with these words.
+// missing waits until the console says of exactly these kinds that it cannot read them, each in a
+// text with these words.
 func (c *console) missing(words string, kinds ...string) {
 	c.w.T.Helper()
 	c.until(fmt.Sprintf("wait until %v are missing", kinds), func() error {
@@ -37,8 +38,8 @@ func (c *console) missing(words string, kinds ...string) {
 
 var allKinds = []string{"FloatingIPs", "IPPools", "nodes", "pods"}
 
-// A user sees the objects that the user may list and watch, and is told which others are missing; what the user may, may
-// change.
+// A user sees the objects that the user may list and watch, and is told which others are missing;
+// what the user may, may change.
 func TestRights(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -67,8 +68,8 @@ func TestRights(t *testing.T) {
 	podder.until("wait for the address", func() error { return podder.holder("10.0.70.10", "web-0") })
 }
 
-// The API server is away for a while, comes back with other objects, and then does not know the user any more: the console
-// answers from memory, and says so.
+// The API server is away for a while, comes back with other objects, and then does not know the
+// user any more: the console answers from memory, and says so.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -123,7 +124,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// asAccount makes a ServiceAccount with the rights of a viewer, and returns the configuration of a client with a token of it.
+// asAccount makes a ServiceAccount with the rights of a viewer, and returns the configuration of a
+// client with a token of it.
 func asAccount(w *simulation.World, name string) *rest.Config {
 	w.T.Helper()
 	accounts := w.Kube.CoreV1().ServiceAccounts(simulation.Namespace)

@@ -20,7 +20,8 @@ const (
 	waitingPod    = "checkout-3"
 )
 
-// paint makes a cluster for people to look at, the same each time. No program of Berth runs, so that nothing moves but by the test.
+// paint makes a cluster for people to look at, the same each time. No program of Berth runs, so
+// that nothing moves but by the test.
 func paint(w *simulation.World) {
 	w.T.Helper()
 	for i := range 4 {
@@ -72,7 +73,8 @@ func paint(w *simulation.World) {
 	}
 }
 
-// paintSet makes addresses of a StatefulSet's pods in a pool, each seventh of which is retained, as its pod is gone.
+// paintSet makes addresses of a StatefulSet's pods in a pool, each seventh of which is retained, as
+// its pod is gone.
 func paintSet(w *simulation.World, pool, namespace, name string, first netip.Addr, n int) {
 	w.T.Helper()
 	for i := range n {

@@ -56,8 +56,8 @@ func startBrowser(w *simulation.World) *browser {
 	return &browser{w, ctx}
 }
 
-// tab is a tab of the browser with a page of a console. At the end of the test it complains of requests to other hosts, of
-// violations of the page's policy, and of errors of scripts.
+// tab is a tab of the browser with a page of a console. At the end of the test it complains of
+// requests to other hosts, of violations of the page's policy, and of errors of scripts.
 type tab struct {
 	c   *console
 	ctx context.Context

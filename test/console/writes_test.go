@@ -88,7 +88,8 @@ func now(w *simulation.World, addrs ...string) []seen {
 	return all
 }
 
-// objects is all that a console could change. The controller writes the status of pools and claims meanwhile.
+// objects is all that a console could change. The controller writes the status of pools and claims
+// meanwhile.
 func objects(w *simulation.World) string {
 	w.T.Helper()
 	ips, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
@@ -129,8 +130,8 @@ func unchanged(w *simulation.World, what string, something func()) {
 	}
 }
 
-// What a console in the cluster writes it writes as the user who asks, and only if the API server lets that user, and only if the
-// object is as the user saw it.
+// What a console in the cluster writes it writes as the user who asks, and only if the API server
+// lets that user, and only if the object is as the user saw it.
 func TestWrites(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
@@ -161,7 +162,8 @@ func TestWrites(t *testing.T) {
 	w.Bind("own", proxy.ServiceAccount(red+"-ns", "rex").UserName)
 	asked := append(now(w, own, others, held, reserved), seen{nowhere, "u", "1"})
 
-	// Which user may do what, in which namespace. The answers of the API to a user are those of the API server.
+	// Which user may do what, in which namespace. The answers of the API to a user are those of the
+	// API server.
 	for name, want := range map[string][]string{
 		"viewer": {"Forbidden", "Forbidden", "Held", "Reserved", "free"}, "operator": {"to free", "to free", "Held", "Reserved", "free"},
 		red: {"Forbidden", "Forbidden", "Forbidden", "Forbidden", "Forbidden"}, "owner": {"to free", "Forbidden", "Forbidden", "Forbidden", "Forbidden"},
@@ -381,7 +383,8 @@ func checkObjects(c *console) {
 	}
 }
 
-// checkForged sees that pages of other sites cannot write with the cookie of a user, and that no request is half understood.
+// checkForged sees that pages of other sites cannot write with the cookie of a user, and that no
+// request is half understood.
 func checkForged(c *inCluster, token string, asked []seen) {
 	t := c.w.T
 	t.Helper()

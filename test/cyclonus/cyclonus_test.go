@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cyclonus tests the rules of network policies by the cases of cyclonus (https://github.com/mattfenwick/cyclonus), and by
-// its matcher, which says of each case who reaches whom: an oracle that is not ours. Its cases want a cluster, and here get
-// namespaces of this machine's kernel with the rules in them: real packets, and milliseconds for a case.
+// Package cyclonus tests the rules of network policies by the cases of cyclonus
+// (https://github.com/mattfenwick/cyclonus), and by its matcher, which says of each case who
+// reaches whom: an oracle that is not ours. Its cases want a cluster, and here get namespaces of
+// this machine's kernel with the rules in them: real packets, and milliseconds for a case.
 package cyclonus
 
 import (
@@ -26,8 +27,8 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// Real packets arrive where cyclonus says so, with the rules of each backend and in each family. The cases come in any order: the
-// rules of one become those of the next.
+// Real packets arrive where cyclonus says so, with the rules of each backend and in each family.
+// The cases come in any order: the rules of one become those of the next.
 func TestCyclonus(t *testing.T) {
 	netnstest.Need(t)
 	seed, draws := seedtest.Seed(t), seedtest.Draws(t, 5, 1000)
@@ -80,8 +81,8 @@ func (w *world) newPods() *probe.Resources {
 	return all
 }
 
-// CreatePod gives a pod an address. Those of the first pods are spread over the blocks of which the cases have policies: the /24 and
-// the /28, or /120 and /124, of the last pod's.
+// CreatePod gives a pod an address. Those of the first pods are spread over the blocks of which the
+// cases have policies: the /24 and the /28, or /120 and /124, of the last pod's.
 func (w *world) CreatePod(pod *corev1.Pod) (*corev1.Pod, error) {
 	k := w.addresses
 	w.addresses++

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package debian fetches packages of Debian for any architecture, by the mirrors of the host's apt or, where the host is
-// another distribution, by the one of EnvMirror. The host's apt checks them by the signatures of Debian. It installs
-// nothing, runs no script of a package, and leaves the host's own packages and apt's state as they are.
+// Package debian fetches packages of Debian for any architecture, by the mirrors of the host's apt
+// or, where the host is another distribution, by the one of EnvMirror. The host's apt checks them
+// by the signatures of Debian. It installs nothing, runs no script of a package, and leaves the
+// host's own packages and apt's state as they are.
 package debian
 
 import (
@@ -20,10 +21,12 @@ import (
 	"syscall"
 )
 
-// Suite is the release that packages are of, whichever the host has: the first whose QEMU emulates a card with SR-IOV.
+// Suite is the release that packages are of, whichever the host has: the first whose QEMU emulates
+// a card with SR-IOV.
 const Suite = "trixie"
 
-// EnvMirror names a mirror of Debian, the URI of its folder "debian". A host of another distribution needs it.
+// EnvMirror names a mirror of Debian, the URI of its folder "debian". A host of another
+// distribution needs it.
 const EnvMirror = "BERTH_DEBIAN_MIRROR"
 
 // keyring is the file of the signatures, which other distributions have, too, in a package.
@@ -37,7 +40,8 @@ type Request struct {
 	Packages, Alone []string
 }
 
-// Fetch fetches packages below the folder dir, which it makes, from the first mirror that has them, and returns the archives, sorted.
+// Fetch fetches packages below the folder dir, which it makes, from the first mirror that has them,
+// and returns the archives, sorted.
 func Fetch(ctx context.Context, progress io.Writer, dir string, r Request) ([]string, error) {
 	for _, tool := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -71,7 +75,8 @@ func mirrors(ctx context.Context) ([]string, error) {
 	return hostMirrors(ctx)
 }
 
-// Unpack unpacks archives into the folder root, which it makes. As in Debian, all is in /usr, and the old folders are links.
+// Unpack unpacks archives into the folder root, which it makes. As in Debian, all is in /usr, and
+// the old folders are links.
 func Unpack(ctx context.Context, root string, archives []string) error {
 	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(root, "usr", name), 0o755); err != nil {
@@ -89,7 +94,8 @@ func Unpack(ctx context.Context, root string, archives []string) error {
 	return nil
 }
 
-// Install fetches packages for this machine's architecture, and unpacks them into the folder root, which it makes.
+// Install fetches packages for this machine's architecture, and unpacks them into the folder root,
+// which it makes.
 func Install(ctx context.Context, root string, packages []string) error {
 	apt, err := os.MkdirTemp("", "berth-packages-")
 	if err != nil {
@@ -103,8 +109,8 @@ func Install(ctx context.Context, root string, packages []string) error {
 	return Unpack(ctx, root, archives)
 }
 
-// Once has fill make the folder dir where there is none, and gives the folder its name when all is in it. Several processes may call
-// it at the same time: one fills, the others wait.
+// Once has fill make the folder dir where there is none, and gives the folder its name when all is
+// in it. Several processes may call it at the same time: one fills, the others wait.
 func Once(dir string, fill func(staged string) error) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err

@@ -30,7 +30,8 @@ const (
 	AgentLabels = "app.kubernetes.io/name=berth-agent"
 )
 
-// EnvPolicyBackend is the backend of network policies of all agents of tests. Without it the agents choose.
+// EnvPolicyBackend is the backend of network policies of all agents of tests. Without it the agents
+// choose.
 const EnvPolicyBackend = "BERTH_TEST_POLICY_BACKEND"
 
 // patience is how long a program may take to be rolled out. It is generous, for
@@ -55,8 +56,8 @@ func Build(ctx context.Context, progress io.Writer, names ...string) error {
 	return nil
 }
 
-// Programs compiles programs of Berth into the repository's bin folder, which it returns. Programs that are up to date cost a second:
-// linking one takes ten. Processes may call it side by side.
+// Programs compiles programs of Berth into the repository's bin folder, which it returns. Programs
+// that are up to date cost a second: linking one takes ten. Processes may call it side by side.
 func Programs(ctx context.Context, names ...string) (dir string, err error) {
 	m, err := compile.Berth(names...)
 	if err != nil {

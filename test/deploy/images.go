@@ -58,7 +58,8 @@ const (
 
 const source = "https://github.com/berth-dev/berth"
 
-// make makes the image of programs that are in a folder; netfilter is a folder that fetchNetfilter made.
+// make makes the image of programs that are in a folder; netfilter is a folder that fetchNetfilter
+// made.
 func (i berthImage) make(root, programs, netfilter, arch, version string, compression image.Compression) (v1.Image, error) {
 	files := map[string]string{}
 	if i.netfilter {

@@ -21,15 +21,15 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// netfilterPackages have the programs that CNI plugins of other projects call, and those of the backend iptables of
-// network policies; base-files says to scanners of
-// images which distribution they are of, and has the licenses.
+// netfilterPackages have the programs that CNI plugins of other projects call, and those of the
+// backend iptables of network policies; base-files says to scanners of images which distribution
+// they are of, and has the licenses.
 func netfilterPackages(arch string) debian.Request {
 	return debian.Request{Arch: arch, Packages: []string{"iptables", "ipset", "nftables"}, Alone: []string{"base-files"}}
 }
 
-// netfilterWanted are the files of the packages that go into an image: programs, libraries, what these read, and
-// licenses.
+// netfilterWanted are the files of the packages that go into an image: programs, libraries, what
+// these read, and licenses.
 var netfilterWanted = regexp.MustCompile(`^/usr/sbin/(xtables-(nft|legacy)-multi|ip6?tables-(nft|legacy)(-save|-restore)?|ip6?tables(-save|-restore)?|ipset|nft)$` +
 	`|^/usr/lib/[^/]+-linux-gnu/([^/]*\.so[.0-9]*|xtables/[^/]*)$|^/usr/lib/ld-linux-[^/]*$|^/usr/lib64/[^/]*$` +
 	`|^/(s?bin|lib|lib64)$|^/etc/(protocols|services|os-release|debian_version)$|^/usr/lib/os-release$` +
@@ -77,8 +77,8 @@ func fetchNetfilter(ctx context.Context, progress io.Writer, dir, arch string) e
 	return nil
 }
 
-// netfilterHere returns the folder of the packages for this machine's architecture. The first call fetches them;
-// later ones return at once. Several processes may call it at the same time.
+// netfilterHere returns the folder of the packages for this machine's architecture. The first call
+// fetches them; later ones return at once. Several processes may call it at the same time.
 func netfilterHere(ctx context.Context, progress io.Writer) (string, error) {
 	bin, err := lab.BinDir()
 	if err != nil {

@@ -30,9 +30,9 @@ import (
 
 var namespaces = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 
-// An API server that has Berth's kinds and policies, and kinds that pages speak of, accepts each object that the pages tell
-// users to apply. Objects do not see each other: each is applied to the cluster as it was
-// before the first.
+// An API server that has Berth's kinds and policies, and kinds that pages speak of, accepts each
+// object that the pages tell users to apply. Objects do not see each other: each is applied to the
+// cluster as it was before the first.
 func TestApply(t *testing.T) {
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	if _, err := deploy.NewNetworks(w.Ctx, w.Config); err != nil {
@@ -93,8 +93,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// ofOthers says whether a block is read by kustomize, Prometheus, its operator, Karpenter, Kueue, KubeVirt or Calico,
-// which the API server does not know.
+// ofOthers says whether a block is read by kustomize, Prometheus, its operator, Karpenter, Kueue,
+// KubeVirt or Calico, which the API server does not know.
 func ofOthers(text string) bool {
 	return strings.HasPrefix(text, "# kustomization.yaml\n") || strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/") ||
 		strings.Contains(text, "apiVersion: config.kueue.x-k8s.io/") ||

@@ -15,7 +15,8 @@ var (
 	shownBy   = regexp.MustCompile(`(?m)^\|.*\| shown by \|\n\|[-|]+\|\n((?:\|.*\n)+)`)
 )
 
-// A test that a page names is in that folder, and each row of a table that has what shows something names one.
+// A test that a page names is in that folder, and each row of a table that has what shows something
+// names one.
 func TestNamedTests(t *testing.T) {
 	names := 0
 	for path := range pages(t) {

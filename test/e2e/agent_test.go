@@ -47,8 +47,8 @@ func (s *stage) failsWith(pod *v1.Pod, texts ...string) string {
 	return event.Message
 }
 
-// TestAgentDown: without agents running pods keep their network, new ones wait
-// and say why, those with a floating IP without a node, deleted ones wait too; when the agents are back all goes on by
+// TestAgentDown: without agents running pods keep their network, new ones wait and say why, those
+// with a floating IP without a node, deleted ones wait too; when the agents are back all goes on by
 // itself.
 func TestAgentDown(t *testing.T) {
 	s := newStage(t, "10.0.70.55-10.0.70.59")

@@ -268,7 +268,8 @@ func (s *stage) byService(from, to *member, service *v1.Service) (cells []*cell)
 		at := netip.MustParseAddrPort(addr + ":" + port)
 		cells = append(cells, &cell{from: from, to: to, by: by, protocol: "http", at: at, seen: seen})
 	}
-	// own is the source that the server sees where node translates and keeps the source, if the answer comes back to it.
+	// own is the source that the server sees where node translates and keeps the source, if the answer
+	// comes back to it.
 	own := func(node *lab.Node) []netip.Addr {
 		if from == to || to.past() && to.on(node) {
 			return s.ofNode(node)

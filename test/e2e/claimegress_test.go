@@ -19,7 +19,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// leaving is a connection from a pod to a host outside, in which both say a number after another, all the time.
+// leaving is a connection from a pod to a host outside, in which both say a number after another,
+// all the time.
 type leaving struct {
 	command *exec.Cmd
 	conn    net.Conn
@@ -107,8 +108,9 @@ func (s *stage) goesOn(during string, all ...*leaving) {
 	}
 }
 
-// TestClaimEgress: ordinary pods on two nodes leave with the one address of an IPClaim, from their first packet on. Their connections, in which both
-// ends speak, survive a drain of the node that answers for the address, and that its power is cut.
+// TestClaimEgress: ordinary pods on two nodes leave with the one address of an IPClaim, from their
+// first packet on. Their connections, in which both ends speak, survive a drain of the node that
+// answers for the address, and that its power is cut.
 func TestClaimEgress(t *testing.T) {
 	network := shared.Cluster.Network()
 	s := newStageOf(t, v1alpha1.IPPoolSpec{

@@ -14,7 +14,8 @@ import (
 )
 
 // TestConflict: a host outside of the cluster has the address that a pod would get. The pod's event
-// names the host's MAC, and so does the FloatingIP; when the host gives the address up, the pod starts.
+// names the host's MAC, and so does the FloatingIP; when the host gives the address up, the pod
+// starts.
 func TestConflict(t *testing.T) {
 	sideBySide(t)
 	const address = "10.0.70.100"

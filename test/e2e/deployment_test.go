@@ -95,7 +95,8 @@ func TestDeploymentStays(t *testing.T) {
 	s.agree()
 }
 
-// lostSince returns a node of the Deployment's that was not ready at some time since; empty: none was.
+// lostSince returns a node of the Deployment's that was not ready at some time since; empty: none
+// was.
 func (s *stage) lostSince(began time.Time) string {
 	s.t.Helper()
 	nodes, err := s.Client.CoreV1().Nodes().List(s.ctx, metav1.ListOptions{})

@@ -12,8 +12,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// TestEgress: ordinary pods of a namespace that a pool's egress selects leave with their node's address of the pool, to a host behind
-// the pool's gateway, and reach each other with their own. They leave as before once the namespace is not selected any more.
+// TestEgress: ordinary pods of a namespace that a pool's egress selects leave with their node's
+// address of the pool, to a host behind the pool's gateway, and reach each other with their own.
+// They leave as before once the namespace is not selected any more.
 func TestEgress(t *testing.T) {
 	sideBySide(t)
 	network := shared.Cluster.Network()

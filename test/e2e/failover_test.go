@@ -24,8 +24,8 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// installFailover installs berth-failover from the chart until the end of the test, with further values of failover where they
-// are not empty.
+// installFailover installs berth-failover from the chart until the end of the test, with further
+// values of failover where they are not empty.
 func (s *stage) installFailover(values string) {
 	s.t.Helper()
 	file := s.ofChart("failover:\n  enabled: true\n  "+values+"\n", func(object *unstructured.Unstructured) bool {
@@ -36,7 +36,8 @@ func (s *stage) installFailover(values string) {
 	s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
 }
 
-// ofChart renders the chart with values, and returns a file with the objects that are wanted, for kubectl.
+// ofChart renders the chart with values, and returns a file with the objects that are wanted, for
+// kubectl.
 func (s *stage) ofChart(values string, wanted func(*unstructured.Unstructured) bool) string {
 	s.t.Helper()
 	folder := s.t.TempDir()
@@ -87,8 +88,8 @@ func (l *timeline) String() string {
 	return strings.Join(text, ", ")
 }
 
-// moves has the pod's node lost, and returns the next pod when it answers, and when what happened. It returns no pod where none
-// has answered for the time of patience.
+// moves has the pod's node lost, and returns the next pod when it answers, and when what happened.
+// It returns no pod where none has answered for the time of patience.
 func (s *stage) moves(old *v1.Pod, patience time.Duration, lose func(ctx context.Context, node string) error) (*v1.Pod, *timeline) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
@@ -143,8 +144,9 @@ func (s *stage) moves(old *v1.Pod, patience time.Duration, lose func(ctx context
 	}
 }
 
-// TestFailover: the pod of a node that died runs elsewhere, and answers on its address, and nobody has done anything. A pod
-// beside it that did not ask for it stays. The node that is back has no taint.
+// TestFailover: the pod of a node that died runs elsewhere, and answers on its address, and nobody
+// has done anything. A pod beside it that did not ask for it stays. The node that is back has no
+// taint.
 func TestFailover(t *testing.T) {
 	s := newStage(t, "10.0.70.243-10.0.70.247")
 	s.installFailover("")
@@ -194,8 +196,9 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// TestFailoverBlockedPort: the cable of a node is plugged into a port that passes nothing for a while, as a switch with STP has them (IEEE
-// 802.1D: twice the forward delay, 30 s). The pod moves meanwhile. When the port passes frames, the node does not answer.
+// TestFailoverBlockedPort: the cable of a node is plugged into a port that passes nothing for a
+// while, as a switch with STP has them (IEEE 802.1D: twice the forward delay, 30 s). The pod moves
+// meanwhile. When the port passes frames, the node does not answer.
 func TestFailoverBlockedPort(t *testing.T) {
 	s := newStage(t, "10.0.70.243-10.0.70.247")
 	s.installFailover("")

@@ -29,7 +29,8 @@ func automatic(pod *v1.Pod) {
 	pod.Annotations[v1alpha1.AnnotationFailover] = v1alpha1.FailoverAutomatic
 }
 
-// TestFailoverStays: what is no death of a node moves nothing, while berth-failover watches pods that ask to be moved.
+// TestFailoverStays: what is no death of a node moves nothing, while berth-failover watches pods
+// that ask to be moved.
 func TestFailoverStays(t *testing.T) {
 	network := shared.Cluster.Network()
 	s := newStageOf(t,
@@ -54,7 +55,8 @@ func TestFailoverStays(t *testing.T) {
 	s.nodeHangs(pods)
 }
 
-// withoutAPIServer: no request fails and no connection breaks without the API server, and nothing moves when it is back.
+// withoutAPIServer: no request fails and no connection breaks without the API server, and nothing
+// moves when it is back.
 func (s *stage) withoutAPIServer(pods []*v1.Pod) {
 	s.t.Helper()
 	// Much longer than what makes a node suspect.
@@ -89,7 +91,8 @@ func (s *stage) withoutAPIServer(pods []*v1.Pod) {
 	}
 }
 
-// allCarriersReturn: all nodes lose the carrier for a while, as at the restart of a switch. When it is back, each answers for its own.
+// allCarriersReturn: all nodes lose the carrier for a while, as at the restart of a switch. When it
+// is back, each answers for its own.
 func (s *stage) allCarriersReturn(pods []*v1.Pod) {
 	s.t.Helper()
 	answers := s.askWho(pods...)
@@ -117,7 +120,8 @@ func (s *stage) reconnectAll() {
 	}
 }
 
-// mostNodesCutOff: while most nodes are cut off, the brake is on and nothing moves, and a person ends it.
+// mostNodesCutOff: while most nodes are cut off, the brake is on and nothing moves, and a person
+// ends it.
 func (s *stage) mostNodesCutOff(pods []*v1.Pod) {
 	s.t.Helper()
 	connected := s.leaderOfFailover()
@@ -253,7 +257,8 @@ func (s *stage) expectStayed(pods []*v1.Pod) {
 	}
 }
 
-// askWho asks, until the end of the test or expectOwnNodes, which nodes answer for the pods' addresses.
+// askWho asks, until the end of the test or expectOwnNodes, which nodes answer for the pods'
+// addresses.
 func (s *stage) askWho(pods ...*v1.Pod) *witness.Answers {
 	s.t.Helper()
 	var addresses []string
@@ -268,7 +273,8 @@ func (s *stage) askWho(pods ...*v1.Pod) *witness.Answers {
 	return answers
 }
 
-// expectOwnNodes ends the questions, and checks that for each pod's addresses its node has answered and no other.
+// expectOwnNodes ends the questions, and checks that for each pod's addresses its node has answered
+// and no other.
 func (s *stage) expectOwnNodes(answers *witness.Answers, during string, pods ...*v1.Pod) {
 	s.t.Helper()
 	for _, pod := range pods {
@@ -279,7 +285,8 @@ func (s *stage) expectOwnNodes(answers *witness.Answers, during string, pods ...
 	s.t.Logf("%s: %s", during, answers)
 }
 
-// expectAnswersOf ends the questions, and checks that exactly these nodes have answered for an address, one after the other.
+// expectAnswersOf ends the questions, and checks that exactly these nodes have answered for an
+// address, one after the other.
 func (s *stage) expectAnswersOf(answers *witness.Answers, address string, nodes ...string) {
 	s.t.Helper()
 	s.must(answers.Stop())
@@ -288,7 +295,8 @@ func (s *stage) expectAnswersOf(answers *witness.Answers, address string, nodes 
 	}
 }
 
-// writesOfFailover returns the lines of the audit log of berth-failover's writes of pods and nodes, and of Berth's objects.
+// writesOfFailover returns the lines of the audit log of berth-failover's writes of pods and nodes,
+// and of Berth's objects.
 func (s *stage) writesOfFailover() []string {
 	s.t.Helper()
 	file, err := os.Open(s.Cluster.AuditLog())

@@ -39,7 +39,8 @@ func (m machines) PowerOff(ctx context.Context, request *fencerv1.FenceRequest) 
 	return m.cluster.StopNode(ctx, request.GetName())
 }
 
-// serveFencer serves a fencer of the nodes on the router until the end of the test, and returns its address.
+// serveFencer serves a fencer of the nodes on the router until the end of the test, and returns its
+// address.
 func (s *stage) serveFencer() string {
 	s.t.Helper()
 	address := s.Cluster.Network().Router().String() + ":9043"
@@ -59,8 +60,8 @@ func (s *stage) serveFencer() string {
 	return address
 }
 
-// TestFencer: kubelet and agent of a node hang, and its kernel answers on. The fencer powers the node off, Kubernetes is told, and
-// the pod answers elsewhere.
+// TestFencer: kubelet and agent of a node hang, and its kernel answers on. The fencer powers the
+// node off, Kubernetes is told, and the pod answers elsewhere.
 func TestFencer(t *testing.T) {
 	s := newStage(t, "10.0.70.248-10.0.70.249")
 	s.installFailover(fmt.Sprintf("fencer: {address: %q, insecure: true}", s.serveFencer()))

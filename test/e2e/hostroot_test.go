@@ -85,8 +85,8 @@ func (s *stage) noRulesOf(node string, names ...string) {
 	}
 }
 
-// publishes waits until the pod answers at a port of its node, and checks that flannel's
-// plugin gave it its address, and that portmap and bridge wrote rules that the node's iptables reads.
+// publishes waits until the pod answers at a port of its node, and checks that flannel's plugin
+// gave it its address, and that portmap and bridge wrote rules that the node's iptables reads.
 func (s *stage) publishes(node netip.Addr, port uint16, pod *v1.Pod, subnet netip.Prefix) {
 	s.t.Helper()
 	if addr, err := netip.ParseAddr(pod.Status.PodIP); err != nil || !subnet.Contains(addr) {

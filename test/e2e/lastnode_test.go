@@ -56,10 +56,10 @@ func (f *states) isGone() bool {
 	return f.gone
 }
 
-// TestLastNode: a kubelet writes that all containers of a pod have terminated, and a final phase, only
-// after CNI DEL: while the agent hangs, no pod becomes final, however it ends. So the address of a pod
-// that vanished without it rests until the agent says that the node does not carry it, and one of a pod
-// that ended properly is free at once.
+// TestLastNode: a kubelet writes that all containers of a pod have terminated, and a final phase,
+// only after CNI DEL: while the agent hangs, no pod becomes final, however it ends. So the address
+// of a pod that vanished without it rests until the agent says that the node does not carry it, and
+// one of a pod that ended properly is free at once.
 func TestLastNode(t *testing.T) {
 	s := newStage(t, "10.0.70.103-10.0.70.109")
 	const node = "node2"

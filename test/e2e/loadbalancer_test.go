@@ -20,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// installServices has the controller serve Services, by the chart's value, until the end of the test.
+// installServices has the controller serve Services, by the chart's value, until the end of the
+// test.
 func (s *stage) installServices() {
 	s.t.Helper()
 	apply := func(values string) {
@@ -46,7 +47,8 @@ func (s *stage) carriers(address string) (nodes []string) {
 	return nodes
 }
 
-// carriedElsewhere waits until one node alone carries the address, which is another one than before.
+// carriedElsewhere waits until one node alone carries the address, which is another one than
+// before.
 func (s *stage) carriedElsewhere(address, before string) (node string) {
 	s.t.Helper()
 	s.eventually(address+" is carried elsewhere", func() error {
@@ -60,8 +62,9 @@ func (s *stage) carriedElsewhere(address, before string) (node string) {
 	return node
 }
 
-// TestLoadBalancer: a host outside of the cluster reaches a Service with class berth.dev/lb by its address, asks all the time
-// while the address is planned to move to another node, and reaches it again after its node lost power.
+// TestLoadBalancer: a host outside of the cluster reaches a Service with class berth.dev/lb by its
+// address, asks all the time while the address is planned to move to another node, and reaches it
+// again after its node lost power.
 func TestLoadBalancer(t *testing.T) {
 	s := newStage(t, "10.0.70.215")
 	s.atEnd(s.settled)

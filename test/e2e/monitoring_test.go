@@ -37,8 +37,9 @@ var component = []string{"account.yaml", "monitors.yaml", "rules.yaml", "dashboa
 // rare are series that alerts and panels ask for, and that a cluster without faults does not have.
 var rare = []string{`result="conflict"`, `result="error"`, `code!="0"`, `verdict="drop"`}
 
-// unseen begin the names of metrics that need not be there: of the external assigner, the fencer, the console, berth-failover and berth-speaker, which the lab
-// has not, what kube-scheduler measures for one pod in ten only, and pods that wait.
+// unseen begin the names of metrics that need not be there: of the external assigner, the fencer,
+// the console, berth-failover and berth-speaker, which the lab has not, what kube-scheduler
+// measures for one pod in ten only, and pods that wait.
 var unseen = []string{"berth_remote_", `up{job="berth-console"}`, `up{job="berth-failover"}`, "berth_failover_", `up{job="berth-speaker"}`, "berth_speaker_", "scheduler_plugin_execution_", "berth_scheduler_waiting_pods"}
 
 // TestMonitoring: a Prometheus that scrapes as the monitors say finds all series that alerts and
@@ -151,8 +152,8 @@ type prometheus struct {
 	client *http.Client
 }
 
-// prometheus starts Prometheus with what the operator would make of the monitors and alerts that the
-// API server has; but it scrapes each second, and alerts fire at once.
+// prometheus starts Prometheus with what the operator would make of the monitors and alerts that
+// the API server has; but it scrapes each second, and alerts fire at once.
 func (s *stage) prometheus() *prometheus {
 	s.t.Helper()
 	bin, err := monitoring.Prometheus(s.ctx)
@@ -279,7 +280,8 @@ func (p *prometheus) has(expr string) error {
 	return err
 }
 
-// seriesProblems says of all expressions of alerts and dashboards what Prometheus has no series for.
+// seriesProblems says of all expressions of alerts and dashboards what Prometheus has no series
+// for.
 func (p *prometheus) seriesProblems() error {
 	expressions, err := monitoring.Expressions()
 	if err != nil {

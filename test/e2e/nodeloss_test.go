@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// declareLost tells Kubernetes, until the end of the test, as an operator does, that a node is really
-// off, so that its StatefulSet pods may come up elsewhere (KEP-2268).
+// declareLost tells Kubernetes, until the end of the test, as an operator does, that a node is
+// really off, so that its StatefulSet pods may come up elsewhere (KEP-2268).
 func (s *stage) declareLost(node string) {
 	s.t.Helper()
 	s.atEnd(func() { s.declareBack(node) })

@@ -100,7 +100,8 @@ func TestOverlay(t *testing.T) {
 	s.expectUnbroken(tr, "the restart of all agents")
 }
 
-// expectPolicy checks that agents, as they are by default, enforce a policy of a pod of the overlay.
+// expectPolicy checks that agents, as they are by default, enforce a policy of a pod of the
+// overlay.
 func (s *stage) expectPolicy(client, other, server party) {
 	s.t.Helper()
 	policy := fmt.Sprintf(`

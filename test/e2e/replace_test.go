@@ -47,7 +47,8 @@ func (s *stage) killContainer(pod *v1.Pod) {
 	s.run(pod.Spec.NodeName, append([]string{"kill", "-9"}, pids...)...)
 }
 
-// freeze stops the shim of a pod's containers: they run until thaw, for the runtime ends none without it.
+// freeze stops the shim of a pod's containers: they run until thaw, for the runtime ends none
+// without it.
 func (s *stage) freeze(pod *v1.Pod) (thaw func()) {
 	s.t.Helper()
 	pids := s.containerPIDs(pod)

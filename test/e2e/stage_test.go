@@ -34,8 +34,8 @@ const limit = 20 * time.Minute
 // beside says that tests run side by side: those that have the cluster to themselves are done.
 var beside atomic.Bool
 
-// sideBySide has the test run beside others: on nodes that stay, and without a change of what others
-// need.
+// sideBySide has the test run beside others: on nodes that stay, and without a change of what
+// others need.
 func sideBySide(t *testing.T) {
 	t.Helper()
 	t.Parallel()

@@ -46,7 +46,8 @@ func (s *stage) steadily(pod *v1.Pod, path string, pause time.Duration) *steady 
 	conn, err := s.Cluster.Client().Dial(ctx, "tcp", host)
 	s.must(err)
 	c.conn = conn.(*net.TCPConn)
-	// No http.Transport: it gives up a connection whose request was not known to be written 50 ms after the answer began.
+	// No http.Transport: it gives up a connection whose request was not known to be written 50 ms
+	// after the answer began.
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil)
 	s.must(err)
 	reader := bufio.NewReader(conn)

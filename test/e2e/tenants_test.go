@@ -20,8 +20,9 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// tenantRules are the policies of the page for tenants, by the first name of a block, and what passes under them: "WHO > WHOM PROTOCOL".
-// The page's network 10.9.0.0/16 is the one of a host outside.
+// tenantRules are the policies of the page for tenants, by the first name of a block, and what
+// passes under them: "WHO > WHOM PROTOCOL". The page's network 10.9.0.0/16 is the one of a host
+// outside.
 var tenantRules = []struct {
 	policy         string
 	allows, denies []string
@@ -30,8 +31,9 @@ var tenantRules = []struct {
 	{"shop-from-bank tenant-shop", []string{"bank > web tcp"}, []string{"bank > web udp", "bank > db tcp", "bank > job tcp"}},
 }
 
-// TestTenants: under policies of the page for tenants, pods with floating IPs of two tenants and a host outside of the cluster
-// reach whom the page says, and nobody else. agent/policy/policytest has all of the page.
+// TestTenants: under policies of the page for tenants, pods with floating IPs of two tenants and a
+// host outside of the cluster reach whom the page says, and nobody else. agent/policy/policytest
+// has all of the page.
 func TestTenants(t *testing.T) {
 	shop, bank := newStage(t, "10.0.70.110-10.0.70.119"), newStage(t, "10.0.70.120-10.0.70.129")
 	root, err := deploy.Root()
@@ -64,7 +66,8 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// defineClusterNetworkPolicies has the API server know ClusterNetworkPolicies until the end of the test.
+// defineClusterNetworkPolicies has the API server know ClusterNetworkPolicies until the end of the
+// test.
 func (s *stage) defineClusterNetworkPolicies(definition string) {
 	s.t.Helper()
 	s.atEnd(func() { s.kubectl("delete", "-f", definition) })
@@ -89,7 +92,8 @@ func (c *tenants) add(name string, pod *v1.Pod) {
 	c.members[name] = tenantMember{c.podParty(pod), pod}
 }
 
-// policies writes the blocks of the page that begin with these names to a file, for the namespace of the tenant and the host outside.
+// policies writes the blocks of the page that begin with these names to a file, for the namespace
+// of the tenant and the host outside.
 func (c *tenants) policies(page docs.Page, names ...string) (file string) {
 	c.t.Helper()
 	var texts []string
@@ -155,7 +159,8 @@ func (c *tenants) connect(ctx context.Context, connection string) error {
 	return err
 }
 
-// ping asks from the network namespace of a pod, which has no such program, or from the host outside.
+// ping asks from the network namespace of a pod, which has no such program, or from the host
+// outside.
 func (c *tenants) ping(ctx context.Context, from tenantMember, to string) error {
 	ping := []string{"ping", "-c", "3", "-i", "0.2", "-W", "2", to}
 	ask := func(host *lab.Host, argv ...string) error {

@@ -56,7 +56,7 @@ func (s *stage) expectBroken(address, link string, breaks func()) {
 	s.t.Helper()
 	s.eventually(fmt.Sprintf("trace names %q", link), func() error {
 		if breaks != nil {
-			breaks() // the agent mends what it finds
+			breaks() // the agent fixes what it finds
 		}
 		out, code := s.plugin("trace", "--node", address, "-o", "json")
 		var trace struct{ Broken string }
@@ -113,8 +113,8 @@ func TestTrace(t *testing.T) {
 	s.expectBroken(address, "node", nil)
 }
 
-// TestTraceIPv6: as TestTrace, a host that answers neighbour solicitations for an address is found; and a
-// bundle has what the agents know of it.
+// TestTraceIPv6: as TestTrace, a host that answers neighbour solicitations for an address is found;
+// and a bundle has what the agents know of it.
 func TestTraceIPv6(t *testing.T) {
 	s := newStageOf(t, v1alpha1.IPPoolSpec{Subnet: "fd00:70::/64", Gateway: "fd00:70::1", Ranges: []string{"fd00:70::60-fd00:70::6f"}})
 	pod := s.start("traced", s.floating)
@@ -124,8 +124,8 @@ func TestTraceIPv6(t *testing.T) {
 	s.rogue(address + "/128")
 }
 
-// rogue has a host outside of the cluster answer for an address, beside the node, until trace and check
-// have found it.
+// rogue has a host outside of the cluster answer for an address, beside the node, until trace and
+// check have found it.
 func (s *stage) rogue(prefix string) {
 	s.t.Helper()
 	address, _, _ := strings.Cut(prefix, "/")

@@ -31,8 +31,8 @@ import (
 const upstreamFocus = "BERTH_TEST_FOCUS"
 
 // TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it: for pods in
-// the lab's default network, where policies are enforced for all pods, and for pods with floating IPs.
-// A case takes four to fourteen seconds.
+// the lab's default network, where policies are enforced for all pods, and for pods with floating
+// IPs. A case takes four to fourteen seconds.
 func TestNetpol(t *testing.T) {
 	run := func(t *testing.T, reports string, prepare func(*stage)) {
 		s := newStage(t, "10.0.70.140-10.0.70.169")
@@ -46,8 +46,8 @@ func TestNetpol(t *testing.T) {
 	t.Run("floating", func(t *testing.T) { run(t, "netpol-floating", (*stage).giveFloatingIPs) })
 }
 
-// TestNetworkPolicyAPI: network-policy-api's own conformance tests of ClusterNetworkPolicy pass, with all features and by both
-// backends, which the agents change while the pods run.
+// TestNetworkPolicyAPI: network-policy-api's own conformance tests of ClusterNetworkPolicy pass,
+// with all features and by both backends, which the agents change while the pods run.
 func TestNetworkPolicyAPI(t *testing.T) {
 	s := newStageOf(t)
 	definition, err := upstream.NetworkPolicyAPIDefinition(s.ctx)

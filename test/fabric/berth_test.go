@@ -82,7 +82,8 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// tokenOf makes a token of a ServiceAccount in Berth's namespace, for an audience; empty: the API server.
+// tokenOf makes a token of a ServiceAccount in Berth's namespace, for an audience; empty: the API
+// server.
 func (c *cluster) tokenOf(account, audience string) string {
 	c.t.Helper()
 	request := &authenticationv1.TokenRequest{}
@@ -118,7 +119,8 @@ type speaker struct {
 
 const nobody = 65532
 
-// speak starts the speaker of a node that has an address and labels, with a way from its network to the API server.
+// speak starts the speaker of a node that has an address and labels, with a way from its network to
+// the API server.
 func (c *cluster) speak(t *testing.T, host *netnstest.Host, node, address string, labels map[string]string) *speaker {
 	t.Helper()
 	if _, err := c.Kube.CoreV1().Nodes().Create(c.Ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: labels}}, metav1.CreateOptions{}); err != nil {
@@ -267,7 +269,8 @@ func (s *speaker) awaitPeers(should func([]status.Peer) bool) []status.Peer {
 	return said.Peers
 }
 
-// podOn has addresses on a node since a time, as the agent would wire them, and answers with its name.
+// podOn has addresses on a node since a time, as the agent would wire them, and answers with its
+// name.
 func podOn(t *testing.T, node *netnstest.Host, name string, since time.Time, addresses ...string) wire.Spec {
 	t.Helper()
 	host := netnstest.New(t)
@@ -299,8 +302,8 @@ func TestBerthSpeaker(t *testing.T) {
 	t.Run("graceful shutdown", func(t *testing.T) { t.Parallel(); testShutdown(t, c) })
 }
 
-// The page's BGPPeer and the page's FRR have a session, with TTL security and a password; a client that asks all the time loses
-// nothing when the speaker is updated or crashes.
+// The page's BGPPeer and the page's FRR have a session, with TTL security and a password; a client
+// that asks all the time loses nothing when the speaker is updated or crashes.
 func testPage(t *testing.T, c *cluster) {
 	peer, config := pageOf(t)
 	router, node, client := netnstest.New(t), netnstest.New(t), netnstest.New(t)
@@ -416,7 +419,8 @@ func pageOf(t *testing.T) (*v1alpha1.BGPPeer, string) {
 	return peer, config(t, "router-frr.conf")
 }
 
-// Two nodes announce an address: routers that compare MED prefer the one to which it came later, over two racks.
+// Two nodes announce an address: routers that compare MED prefer the one to which it came later,
+// over two racks.
 func testNewest(t *testing.T, c *cluster) {
 	w := newWorld(t, true)
 	w.speakIn(c, "newest", 15*time.Second)
@@ -438,8 +442,8 @@ func testNewest(t *testing.T, c *cluster) {
 	w.AwaitLeads(address6, "2")
 }
 
-// speakIn starts the speakers of all racks: nodes and BGPPeers have the name, with the rack's number. Routers keep the paths of a
-// speaker that is away for as long.
+// speakIn starts the speakers of all racks: nodes and BGPPeers have the name, with the rack's
+// number. Routers keep the paths of a speaker that is away for as long.
 func (w *world) speakIn(c *cluster, name string, kept time.Duration) []*speaker {
 	w.t.Helper()
 	var speakers []*speaker
@@ -459,8 +463,9 @@ func (w *world) speakIn(c *cluster, name string, kept time.Duration) []*speaker 
 	return speakers
 }
 
-// A rack's router that was away leads to its node again. A speaker that went for good leaves a path behind, which routers keep, as
-// graceful restart has them do: they prefer the path of the node to which the address came later, also after the first is back.
+// A rack's router that was away leads to its node again. A speaker that went for good leaves a path
+// behind, which routers keep, as graceful restart has them do: they prefer the path of the node to
+// which the address came later, also after the first is back.
 func testGone(t *testing.T, c *cluster) {
 	w := newWorld(t, true)
 	speakers := w.speakIn(c, "gone", time.Hour)
@@ -491,8 +496,9 @@ func testGone(t *testing.T, c *cluster) {
 	only("new")
 }
 
-// Routers that compare no metric share clients out between two nodes. A node whose paths have the community GRACEFUL_SHUTDOWN (RFC
-// 8326) gets none of them any more, and nothing is lost, neither then nor when it withdraws.
+// Routers that compare no metric share clients out between two nodes. A node whose paths have the
+// community GRACEFUL_SHUTDOWN (RFC 8326) gets none of them any more, and nothing is lost, neither
+// then nor when it withdraws.
 func testShutdown(t *testing.T, c *cluster) {
 	w := newWorld(t, false)
 	w.speakIn(c, "shutdown", 15*time.Second)

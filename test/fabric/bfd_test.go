@@ -37,8 +37,9 @@ protocol bgp {
 }
 `
 
-// Two routers at two nodes, which both announce an address, the second as the newest. Without BFD the routers would lose it after three
-// minutes, the hold time, which is longer than the test waits.
+// Two routers at two nodes, which both announce an address, the second as the newest. Without BFD
+// the routers would lose it after three minutes, the hold time, which is longer than the test
+// waits.
 func TestBFD(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -142,7 +143,8 @@ func TestBFD(t *testing.T) {
 	// Of another host, as the routers': they have the wrong TTL.
 	before := newest.awaitPeers(up)
 	for _, state := range []byte{1, 0} { // Down, AdminDown
-		// RFC 5880, section 4.1: version 1, multiplier 3, a discriminator of the router's alone, a packet a second.
+		// RFC 5880, section 4.1: version 1, multiplier 3, a discriminator of the router's alone, a packet
+		// a second.
 		packet := []byte{1 << 5, state << 6, 3, 24, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0x0f, 0x42, 0x40, 0, 0, 0, 1, 0, 0, 0, 0}
 		for _, router := range []string{"10.11.0.1", "10.11.0.254"} {
 			frame := slices.Concat(newest.host.MAC("eth0"), forger.MAC("eth0"), []byte{8, 0}, netnstest.Datagram(netip.MustParseAddr(router), netip.MustParseAddr("10.11.0.3"), 3784, string(packet)))

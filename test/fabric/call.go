@@ -105,7 +105,8 @@ func (c *Caller) call() {
 		c.sent++
 		call := c.sent
 		c.mu.Unlock()
-		// An error is an earlier call's: nobody listens, or the address is unreachable. That call has no answer.
+		// An error is an earlier call's: nobody listens, or the address is unreachable. That call has no
+		// answer.
 		_, _ = c.conns[call%flows].Write(binary.BigEndian.AppendUint64(nil, call))
 	}
 }
@@ -139,7 +140,8 @@ func (c *Caller) Sent() uint64 {
 	return c.sent
 }
 
-// Answering waits until every flow has an answer to a call after mark, and returns who answered it how often.
+// Answering waits until every flow has an answer to a call after mark, and returns who answered it
+// how often.
 func (c *Caller) Answering(mark uint64) map[string]int {
 	c.t.Helper()
 	var who map[string]int
@@ -202,8 +204,8 @@ func (c *Caller) First(mark uint64, name string) (first time.Time) {
 	return first
 }
 
-// Lost returns how many calls after mark and before the last one that every flow was answered after have no answer, and how
-// many of them came one after another at most: a call is a millisecond.
+// Lost returns how many calls after mark and before the last one that every flow was answered after
+// have no answer, and how many of them came one after another at most: a call is a millisecond.
 func (c *Caller) Lost(mark uint64) (lost, longest int) {
 	c.t.Helper()
 	until := c.Sent()

@@ -20,8 +20,8 @@ import (
 // packages have the routing daemons.
 func packages() []string { return []string{"bird2", "frr"} }
 
-// fetch returns the folder of Debian's packages, in which the daemons run. The first call on a machine fetches 30 MB; later
-// ones return at once. Several processes may call it at the same time.
+// fetch returns the folder of Debian's packages, in which the daemons run. The first call on a
+// machine fetches 30 MB; later ones return at once. Several processes may call it at the same time.
 func fetch(ctx context.Context) (string, error) {
 	bin, err := lab.BinDir()
 	if err != nil {
@@ -60,8 +60,8 @@ type Daemon struct {
 	processes []*exec.Cmd
 }
 
-// StartFRR starts FRR with the configuration of its bgpd, with bfdd where that has BFD. in runs a function in the network namespace. It
-// runs until Stop.
+// StartFRR starts FRR with the configuration of its bgpd, with bfdd where that has BFD. in runs a
+// function in the network namespace. It runs until Stop.
 func StartFRR(ctx context.Context, in func(func() error) error, config string) (*Daemon, error) {
 	return start(ctx, map[string]string{"bgpd.conf": config, "zebra.conf": "hostname zebra\n", "bfdd.conf": "hostname bfdd\n"}, in, func(inside string) [][]string {
 		common := []string{"-u", "root", "-g", "root", "--vty_socket", inside, "-P", "0", "--log", "stdout", "-z", inside + "/zserv.api"}
@@ -83,7 +83,8 @@ func StartBIRD(ctx context.Context, in func(func() error) error, config string) 
 	})
 }
 
-// start starts programs of the packages. commands returns their command lines; inside is the path of the files to them.
+// start starts programs of the packages. commands returns their command lines; inside is the path
+// of the files to them.
 func start(ctx context.Context, files map[string]string, in func(func() error) error, commands func(inside string) [][]string) (*Daemon, error) {
 	root, err := fetch(ctx)
 	if err != nil {
@@ -134,7 +135,8 @@ func (d *Daemon) Log() string {
 	return string(text)
 }
 
-// Kill ends the programs at once: their peers see TCP connections end and no message. What they wrote into the kernel stays.
+// Kill ends the programs at once: their peers see TCP connections end and no message. What they
+// wrote into the kernel stays.
 func (d *Daemon) Kill() {
 	for _, cmd := range d.processes {
 		_ = cmd.Process.Kill()

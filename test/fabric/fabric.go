@@ -120,8 +120,8 @@ func raw(t *testing.T) string {
 	return object.Spec.Raw.RawConfig
 }
 
-// New makes a fabric around a spine, which has the default routes of all others behind it. compares says that routers compare
-// the metric of paths from several racks.
+// New makes a fabric around a spine, which has the default routes of all others behind it. compares
+// says that routers compare the metric of paths from several racks.
 func New(t *testing.T, spine *netnstest.Host, compares bool) *Fabric {
 	t.Helper()
 	f := &Fabric{t: t, Spine: spine, Routers: map[*netnstest.Host]*Daemon{}, configs: map[*netnstest.Host]string{}}

@@ -33,7 +33,8 @@ func newWorld(t *testing.T, compares bool) *world {
 	return w
 }
 
-// pod has the addresses on a rack's node since a time, as the agent would wire them, and answers with its name.
+// pod has the addresses on a rack's node since a time, as the agent would wire them, and answers
+// with its name.
 func (w *world) pod(rack *Rack, name string, since time.Time) wire.Spec {
 	w.t.Helper()
 	host := netnstest.New(w.t)
@@ -51,9 +52,9 @@ func (w *world) pod(rack *Rack, name string, since time.Time) wire.Spec {
 	return spec
 }
 
-// Two nodes announce an address: the old one does not know that the address has moved. Where routers compare the metric,
-// everybody reaches the new one and nobody the old one, in either direction. Where they do not, they share clients out, until
-// the old node withdraws.
+// Two nodes announce an address: the old one does not know that the address has moved. Where
+// routers compare the metric, everybody reaches the new one and nobody the old one, in either
+// direction. Where they do not, they share clients out, until the old node withdraws.
 func TestTwoAnnounce(t *testing.T) {
 	since := time.Date(2026, time.November, 27, 7, 0, 0, 0, time.UTC)
 	for name, compares := range map[string]bool{"compared": true, "not compared": false} {
@@ -105,8 +106,8 @@ func TestTwoAnnounce(t *testing.T) {
 	}
 }
 
-// A node whose routing daemon is killed keeps its pods, and loses its paths: the session ends with its TCP connection. Its kernel's
-// table stays, and the next daemon announces it again.
+// A node whose routing daemon is killed keeps its pods, and loses its paths: the session ends with
+// its TCP connection. Its kernel's table stays, and the next daemon announces it again.
 func TestSpeakerKilled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, true)

@@ -28,7 +28,8 @@ const (
 	opening = 64
 )
 
-// The configurations of a router that has sessions with many nodes, and of the spine behind it, which passes all on.
+// The configurations of a router that has sessions with many nodes, and of the spine behind it,
+// which passes all on.
 const (
 	routerOfMany = `
 router bgp 65101
@@ -64,8 +65,8 @@ router bgp 65000
 `
 )
 
-// Many nodes announce their addresses to a router: a neighbour of the spine behind it learns all of them, and when a node goes
-// its addresses and no others are withdrawn. The log has what it cost.
+// Many nodes announce their addresses to a router: a neighbour of the spine behind it learns all of
+// them, and when a node goes its addresses and no others are withdrawn. The log has what it cost.
 func TestManyNodes(t *testing.T) {
 	netnstest.Need(t)
 	t.Parallel()
@@ -88,8 +89,8 @@ func TestManyNodes(t *testing.T) {
 	own := netip.MustParseAddr("10.20.0.1")
 	all := make([]*imitation, nodes)
 	all[0] = imitate(t, hosts, own, "10.11.1.1:179", 65200) // the router is up
-	// A second after its start bgpd connects to zebra's label manager, by select(2), which ends bgpd if it has
-	// 1,024 descriptors by then. Nothing tells that it has.
+	// A second after its start bgpd connects to zebra's label manager, by select(2), which ends bgpd
+	// if it has 1,024 descriptors by then. Nothing tells that it has.
 	<-time.After(2 * time.Second)
 	var group errgroup.Group
 	group.SetLimit(opening)
@@ -157,7 +158,8 @@ func resident(t *testing.T, d *Daemon, process int) string {
 	return ""
 }
 
-// imitation is the least of a BGP speaker (RFC 4271), for IPv4, without timers: the hold time is zero.
+// imitation is the least of a BGP speaker (RFC 4271), for IPv4, without timers: the hold time is
+// zero.
 type imitation struct {
 	conn net.Conn
 	addr netip.Addr
@@ -170,7 +172,8 @@ const (
 	bgpHeader, bgpMarker                              = 19, 16
 )
 
-// imitate returns an established session of an address on a host, as soon as the router takes one. It ends with the test.
+// imitate returns an established session of an address on a host, as soon as the router takes one.
+// It ends with the test.
 func imitate(t *testing.T, host *netnstest.Host, addr netip.Addr, router string, asn uint16) *imitation {
 	t.Helper()
 	var i *imitation
@@ -253,7 +256,8 @@ func (i *imitation) read() (kind byte, body []byte, err error) {
 	return head[bgpHeader-1], body, err
 }
 
-// announce announces addresses, each with a metric of its own from the one that is given on, and says that these are all.
+// announce announces addresses, each with a metric of its own from the one that is given on, and
+// says that these are all.
 func (i *imitation) announce(addrs []netip.Addr, metric uint32) error {
 	var out []byte
 	for n, addr := range addrs {

@@ -103,7 +103,8 @@ func TestIsOff(t *testing.T) {
 	})
 }
 
-// A request that its caller gave up while another one was worked on powers nothing off, and the other one does.
+// A request that its caller gave up while another one was worked on powers nothing off, and the
+// other one does.
 func TestGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machines := fencer.NewMemory("node1")

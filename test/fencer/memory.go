@@ -31,8 +31,8 @@ func NewMemory(nodes ...string) *Memory {
 	return m
 }
 
-// Before sets what runs before a machine is told to lose its power, in place of what was set: it can wait, look, and refuse by an
-// error. nil: nothing.
+// Before sets what runs before a machine is told to lose its power, in place of what was set: it
+// can wait, look, and refuse by an error. nil: nothing.
 func (m *Memory) Before(before func(ctx context.Context, request *fencerv1.FenceRequest) error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

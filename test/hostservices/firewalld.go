@@ -25,8 +25,8 @@ import (
 // packages have the services and what starts them.
 func packages() []string { return []string{"firewalld", "dbus-daemon"} }
 
-// fetch returns the folder of Debian's packages, in which the services run. The first call on a machine fetches 30 MB;
-// later ones return at once. Several processes may call it at the same time.
+// fetch returns the folder of Debian's packages, in which the services run. The first call on a
+// machine fetches 30 MB; later ones return at once. Several processes may call it at the same time.
 func fetch(ctx context.Context) (string, error) {
 	bin, err := lab.BinDir()
 	if err != nil {
@@ -64,11 +64,12 @@ const busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Con
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_type="*"/><allow send_destination="*"/><allow receive_type="*"/></policy></busconfig>
 `
 
-// startLimit is how long firewalld may take until it answers; it is there so that one that hangs is found.
+// startLimit is how long firewalld may take until it answers; it is there so that one that hangs is
+// found.
 const startLimit = 2 * time.Minute
 
-// Firewalld is the real firewalld of Debian's package, and its bus, in the network namespace of a node. Nothing else of
-// it is the node's: its root has the packages alone.
+// Firewalld is the real firewalld of Debian's package, and its bus, in the network namespace of a
+// node. Nothing else of it is the node's: its root has the packages alone.
 type Firewalld struct {
 	// Conf is the path of its firewalld.conf.
 	Conf string
@@ -79,9 +80,9 @@ type Firewalld struct {
 	services     []*exec.Cmd
 }
 
-// StartFirewalld starts it, with settings in place of the package's, and returns when it answers. It runs until Stop.
-// in runs a function in the node's network namespace; env is added to the programs' environment. The first call on a
-// machine fetches 30 MB.
+// StartFirewalld starts it, with settings in place of the package's, and returns when it answers.
+// It runs until Stop. in runs a function in the node's network namespace; env is added to the
+// programs' environment. The first call on a machine fetches 30 MB.
 func StartFirewalld(ctx context.Context, in func(func() error) error, env []string, settings ...string) (*Firewalld, error) {
 	root, err := fetch(ctx)
 	if err != nil {
@@ -147,7 +148,8 @@ func (f *Firewalld) start(ctx context.Context, settings []string) error {
 	}
 }
 
-// service starts a program that runs until Stop. Its standard output is a file, or the log where that is nil.
+// service starts a program that runs until Stop. Its standard output is a file, or the log where
+// that is nil.
 func (f *Firewalld) service(output *os.File, program string, args ...string) error {
 	log, err := os.OpenFile(filepath.Join(f.folder, "log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -216,8 +218,8 @@ func (f *Firewalld) Log() string {
 	return string(text)
 }
 
-// Stop ends it, and removes its files. What it wrote into the kernel stays, as at the end of any program, unless its
-// table has an owner.
+// Stop ends it, and removes its files. What it wrote into the kernel stays, as at the end of any
+// program, unless its table has an owner.
 func (f *Firewalld) Stop() error {
 	for _, cmd := range f.services {
 		_ = cmd.Process.Kill()

@@ -39,8 +39,8 @@ func (n *node) follow(commands string) {
 	}
 }
 
-// The real firewalld refuses packets of pods, in whatever zone the uplink is, and whether or not it lets others change
-// its table. The agent says so, and the commands that it names help for good.
+// The real firewalld refuses packets of pods, in whatever zone the uplink is, and whether or not it
+// lets others change its table. The agent says so, and the commands that it names help for good.
 func TestFirewalld(t *testing.T) {
 	for name, tc := range map[string]struct {
 		settings []string
@@ -116,8 +116,8 @@ func TestFirewalldSomeHosts(t *testing.T) {
 	}
 }
 
-// Firewalld's reverse path filter for IPv6 drops what comes to pods by another link than the node's default route; it may
-// be loose. Pods behind the link of the default route need nothing.
+// Firewalld's reverse path filter for IPv6 drops what comes to pods by another link than the node's
+// default route; it may be loose. Pods behind the link of the default route need nothing.
 func TestFirewalldReversePath(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// node is a namespace in which services run, with a pod of the pool network, and another host on the
-// same layer 2 networks: eth0, which has the node's address, and eth1.
+// node is a namespace in which services run, with a pod of the pool network, and another host on
+// the same layer 2 networks: eth0, which has the node's address, and eth1.
 type node struct {
 	*netnstest.Host
 	t       *testing.T

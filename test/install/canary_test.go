@@ -17,9 +17,10 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// TestCanary: Berth comes to a cluster in use as docs/how-to/installation.md says, to one node first and then to all, each of which has
-// another network; and goes. No pod of the default network is cut off at any time, also where the agent cannot work yet,
-// and no pod with a floating IP has another address.
+// TestCanary: Berth comes to a cluster in use as docs/how-to/installation.md says, to one node
+// first and then to all, each of which has another network; and goes. No pod of the default network
+// is cut off at any time, also where the agent cannot work yet, and no pod with a floating IP has
+// another address.
 func TestCanary(t *testing.T) {
 	c := newInUse(t)
 	canary, firewalled := c.byNetwork[onPTP], c.byNetwork[onFirewalld]
@@ -114,7 +115,8 @@ func TestCanary(t *testing.T) {
 	used.stop()
 }
 
-// waits creates a pod with a floating IP for a node without a ready agent, and checks that it says so.
+// waits creates a pod with a floating IP for a node without a ready agent, and checks that it says
+// so.
 func (c *inUse) waits(name string, node *lab.Node) {
 	c.t.Helper()
 	if _, err := c.Client.CoreV1().Pods("default").Create(c.ctx, c.pod(name, floating, hostname(node)), metav1.CreateOptions{}); err != nil {

@@ -137,8 +137,8 @@ func TestLifeCycle(t *testing.T) {
 		s.moves("uninstall-refused")
 	})
 	s.step(traffic, "uninstall for a while", func() {
-		// The Job that refused is still there. Without --wait: the pods of scheduler and controller cannot end without an agent, and Helm
-		// would wait for the kinds, which it keeps.
+		// The Job that refused is still there. Without --wait: the pods of scheduler and controller
+		// cannot end without an agent, and Helm would wait for the kinds, which it keeps.
 		s.kubectl("delete", "validatingadmissionpolicybinding", "in-use.berth.dev")
 		s.run("uninstall", release, "--no-hooks")
 		s.eventually("the agents are gone", func() error {
@@ -649,7 +649,8 @@ var looks = map[string]string{
 	"proxy delays": `cat /proc/sys/net/ipv[46]/neigh/eth0/proxy_delay`,
 }
 
-// nodes looks at every node. The kernel has routes of an IPv6 address when nobody else answers for it.
+// nodes looks at every node. The kernel has routes of an IPv6 address when nobody else answers for
+// it.
 func (s *site) nodes() map[string]map[string]string {
 	s.t.Helper()
 	all := map[string]map[string]string{}

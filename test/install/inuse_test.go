@@ -21,8 +21,9 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// envPrograms names a folder with CNI programs of other projects. A cluster in use has a node of each network of which the
-// folder has all: calico, calico-ipam and crds.yaml of Calico's release, multus (the thin plugin) of Multus'.
+// envPrograms names a folder with CNI programs of other projects. A cluster in use has a node of
+// each network of which the folder has all: calico, calico-ipam and crds.yaml of Calico's release,
+// multus (the thin plugin) of Multus'.
 const envPrograms = "BERTH_TEST_CNI_PROGRAMS"
 
 // Networks of the nodes of a cluster in use.
@@ -207,8 +208,8 @@ func (c *inUse) apply(objects string) {
 	c.kubectl("apply", "-f", file)
 }
 
-// account returns a kubeconfig for nodes of a new ServiceAccount of another project's plugin. It may do all, as the test
-// is not about its rights.
+// account returns a kubeconfig for nodes of a new ServiceAccount of another project's plugin. It
+// may do all, as the test is not about its rights.
 func (c *inUse) account(name string) string {
 	c.t.Helper()
 	config, err := c.Cluster.RESTConfig()
@@ -223,7 +224,8 @@ func (c *inUse) account(name string) string {
 		netip.AddrPortFrom(c.Cluster.Network().ControlPlane(), 6443), base64.StdEncoding.EncodeToString(config.CAData), strings.TrimSpace(token))
 }
 
-// everywhere starts a pod of the default network on each node, and checks that it is of the node's network.
+// everywhere starts a pod of the default network on each node, and checks that it is of the node's
+// network.
 func (c *inUse) everywhere(prefix string) {
 	c.t.Helper()
 	for network, node := range c.byNetwork {
@@ -277,8 +279,8 @@ func (c *inUse) addressesOf(prefix string, without ...string) map[string]string 
 	return c.ordinary(names...)
 }
 
-// noForeignAddress watches all pods with a floating IP until it is stopped, which fails the test where one had an
-// address outside of the pool.
+// noForeignAddress watches all pods with a floating IP until it is stopped, which fails the test
+// where one had an address outside of the pool.
 func (c *inUse) noForeignAddress() (stop func()) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	seen, foreign := map[string]bool{}, map[string]bool{}

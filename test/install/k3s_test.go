@@ -13,8 +13,9 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// TestK3s: with the values that the page has for k3s, Berth works with the runtime's folders of k3s, whose plugins are
-// links to another one. Without that folder the agent leaves pods their network, and says so.
+// TestK3s: with the values that the page has for k3s, Berth works with the runtime's folders of
+// k3s, whose plugins are links to another one. Without that folder the agent leaves pods their
+// network, and says so.
 func TestK3s(t *testing.T) {
 	s := newSite(t, 1)
 	node := s.Cluster.Nodes()[0]

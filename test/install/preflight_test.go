@@ -16,7 +16,8 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// poolsInTheWay are pools that would do harm: one has an address of a node and serves no node, one is in the network of Services.
+// poolsInTheWay are pools that would do harm: one has an address of a node and serves no node, one
+// is in the network of Services.
 const poolsInTheWay = `apiVersion: berth.dev/v1alpha1
 kind: IPPool
 metadata: {name: nodes}
@@ -28,8 +29,8 @@ metadata: {name: services}
 spec: {subnet: 10.96.7.0/24, gateway: 10.96.7.1, ranges: [10.96.7.10-10.96.7.20], nodeSubnets: [10.0.60.0/24]}
 `
 
-// TestPreflight: kubectl berth preflight finds nothing on nodes as they are, and then each thing that is in the way of Berth. It leaves
-// nodes and cluster as they were.
+// TestPreflight: kubectl berth preflight finds nothing on nodes as they are, and then each thing
+// that is in the way of Berth. It leaves nodes and cluster as they were.
 func TestPreflight(t *testing.T) {
 	s := newSite(t, nodes)
 	dir, err := deploy.Programs(s.ctx, "kubectl-berth")

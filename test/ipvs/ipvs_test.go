@@ -30,7 +30,8 @@ const (
 	podPort = 8080
 	// patience is how long an answer may take.
 	patience = 30 * time.Second
-	// brief is how long a test waits for an answer that must not come. TCP asks again after one second.
+	// brief is how long a test waits for an answer that must not come. TCP asks again after one
+	// second.
 	brief = 3500 * time.Millisecond
 )
 

@@ -31,7 +31,8 @@ func (p pods) Pod(name types.NamespacedName) *policy.Pod {
 	return nil
 }
 
-// Policies hold for connections to Services as well, of which the node sends the packets, with each backend.
+// Policies hold for connections to Services as well, of which the node sends the packets, with each
+// backend.
 func TestPolicies(t *testing.T) {
 	for _, backend := range []enforce.Backend{enforce.BackendNFTables, enforce.BackendIPTablesNFT, enforce.BackendIPTablesLegacy} {
 		t.Run(string(backend), func(t *testing.T) { testPolicies(t, backend) })
@@ -65,8 +66,8 @@ func testPolicies(t *testing.T, backend enforce.Backend) {
 	for _, step := range []struct {
 		name   string
 		policy *networkingv1.NetworkPolicy
-		// Whether the client and the other pod reach the Service of the server, the client the one of the outside, and
-		// the outside the server's NodePort.
+		// Whether the client and the other pod reach the Service of the server, the client the one of the
+		// outside, and the outside the server's NodePort.
 		client, other, out, in bool
 	}{
 		{"no policy", nil, true, true, true, true},

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package krew packs kubectl-berth for krew, the package manager of kubectl plugins: an archive for each
-// platform, and the manifest that names them with their checksums
-// (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/). Packed twice, archives are equal.
+// Package krew packs kubectl-berth for krew, the package manager of kubectl plugins: an archive for
+// each platform, and the manifest that names them with their checksums
+// (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/). Packed twice, archives are
+// equal.
 package krew
 
 import (
@@ -44,7 +45,8 @@ type Release struct {
 	Version string
 	// URL is the folder that archives are fetched from.
 	URL string
-	// License is the text of the license, Completion the script by which kubectl completes the plugin's words.
+	// License is the text of the license, Completion the script by which kubectl completes the
+	// plugin's words.
 	License, Completion []byte
 	// Programs are by platform.
 	Programs map[Platform][]byte
@@ -86,7 +88,8 @@ takes addresses out of circulation, frees what is kept, and makes backups.
 	caveats = `Krew puts no second program on the PATH. For completion, on Linux and macOS:
   cp "${KREW_ROOT:-$HOME/.krew}/store/berth/%s/` + completion + `" "${KREW_ROOT:-$HOME/.krew}/bin/"
 `
-	// completion is the script's file: kubectl looks for it on the PATH. On Windows it would have to be a program.
+	// completion is the script's file: kubectl looks for it on the PATH. On Windows it would have to
+	// be a program.
 	completion = "kubectl_complete-berth"
 )
 

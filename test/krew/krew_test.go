@@ -22,8 +22,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The manifest names an archive for each platform that is there with that checksum, and has the program
-// and the license; packed again, all is the same.
+// The manifest names an archive for each platform that is there with that checksum, and has the
+// program and the license; packed again, all is the same.
 func TestWrite(t *testing.T) {
 	release := Release{Version: "v0.1.0", URL: "https://example.com/v0.1.0", License: []byte("the license"), Completion: []byte("the script"), Programs: map[Platform][]byte{}}
 	for _, p := range Platforms {
@@ -68,7 +68,8 @@ func TestWrite(t *testing.T) {
 			t.Errorf("the archive of %s differs (-want +got):\n%s", p, diff)
 		}
 	}
-	// Where krew unpacks an archive and has its programs (PluginVersionInstallPath and BinPath of its package environment).
+	// Where krew unpacks an archive and has its programs (PluginVersionInstallPath and BinPath of its
+	// package environment).
 	krewRoot := t.TempDir()
 	unpacked, bin := filepath.Join(krewRoot, "store/berth/v0.1.0"), filepath.Join(krewRoot, "bin")
 	if err := errors.Join(os.MkdirAll(unpacked, 0o755), os.Mkdir(bin, 0o755), os.WriteFile(filepath.Join(unpacked, completion), nil, 0o755)); err != nil {

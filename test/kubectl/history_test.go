@@ -101,7 +101,8 @@ func TestHistory(t *testing.T) {
 	berth(w, "nobody", "history", "10.0.70.10").expect(t, 1, `user "nobody" may not list pods in namespace berth-system`)
 }
 
-// queryLogs tries the queries of docs/how-to/kubectl-berth.md: each finds the lines of an address in logs of the programs.
+// queryLogs tries the queries of docs/how-to/kubectl-berth.md: each finds the lines of an address
+// in logs of the programs.
 func queryLogs(t *testing.T, text, asJSON string) {
 	t.Helper()
 	root, err := deploy.Root()

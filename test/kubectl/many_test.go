@@ -18,7 +18,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// mostMemory is the memory that check may take, in MB, with as many addresses as a cluster may have.
+// mostMemory is the memory that check may take, in MB, with as many addresses as a cluster may
+// have.
 const mostMemory = 500
 
 // TestCheckMany says how long check takes, and how much memory, with many addresses that pods

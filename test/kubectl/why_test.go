@@ -50,7 +50,8 @@ func TestWhy(t *testing.T) {
 			pod.Spec.NodeSelector = map[string]string{"disk": "fast"}
 		}),
 	}
-	// The scheduler has read the book when it misses a pool. A pod that it tried before would have an event of that.
+	// The scheduler has read the book when it misses a pool. A pod that it tried before would have an
+	// event of that.
 	w.Create(lost)
 	w.Refused(lost.Name, `there is no IPPool "wub"`)
 	w.Create(simulation.NewPod("first", simulation.FromPools("tiny")))
@@ -113,7 +114,8 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// Limits that are not a pool's: the number that a node advertises, and the fixed set of a custom kind.
+// Limits that are not a pool's: the number that a node advertises, and the fixed set of a custom
+// kind.
 func TestWhyLimits(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})

@@ -14,8 +14,8 @@ const (
 	apiServerKey = controlHost + "/" + apiServer
 )
 
-// StopAPIServer ends the API server as a crash would: etcd, its clients and the network go on, and connections to it are
-// refused. It does nothing when the API server is stopped.
+// StopAPIServer ends the API server as a crash would: etcd, its clients and the network go on, and
+// connections to it are refused. It does nothing when the API server is stopped.
 func (c *Cluster) StopAPIServer(ctx context.Context) error {
 	unlock, err := lock(ctx, c.name, true)
 	if err != nil {
@@ -36,7 +36,8 @@ func (c *Cluster) StopAPIServer(ctx context.Context) error {
 	return nil
 }
 
-// StartAPIServer starts the stopped API server again and waits until it is ready. It does nothing when it runs.
+// StartAPIServer starts the stopped API server again and waits until it is ready. It does nothing
+// when it runs.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	unlock, err := lock(ctx, c.name, true)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// revisionBump is by how much a restore moves etcd's revision on, which must be more than all writes since the
-// backup: clients would otherwise take new objects for old ones.
+// revisionBump is by how much a restore moves etcd's revision on, which must be more than all
+// writes since the backup: clients would otherwise take new objects for old ones.
 // https://etcd.io/docs/v3.6/op-guide/recovery/ has this number as its example.
 const revisionBump = 1_000_000_000
 
@@ -32,8 +32,8 @@ func (cp *ControlPlane) Backup(ctx context.Context, file string) error {
 // storedAtOnce is how many objects one transaction of etcd has; it takes 128.
 const storedAtOnce = 100
 
-// Store writes objects, by their keys in etcd, past the API server, which takes milliseconds for each. They have all that it
-// fills in: kinds, UIDs and times.
+// Store writes objects, by their keys in etcd, past the API server, which takes milliseconds for
+// each. They have all that it fills in: kinds, UIDs and times.
 func (cp *ControlPlane) Store(ctx context.Context, objects iter.Seq2[string, any]) error {
 	client, err := clientv3.New(clientv3.Config{Context: ctx, Endpoints: []string{cp.core.flags.etcdURL(0)}, Logger: zap.NewNop()})
 	if err != nil {
@@ -63,8 +63,8 @@ func (cp *ControlPlane) Store(ctx context.Context, objects iter.Seq2[string, any
 }
 
 // Restore ends the control plane and starts it again with the objects of a backup, as
-// https://kubernetes.io/docs/tasks/administer-cluster/configure-upgrade-etcd/#restoring-an-etcd-cluster says. Clients
-// that run have to list again. No other method may run meanwhile.
+// https://kubernetes.io/docs/tasks/administer-cluster/configure-upgrade-etcd/#restoring-an-etcd-cluster
+// says. Clients that run have to list again. No other method may run meanwhile.
 func (cp *ControlPlane) Restore(ctx context.Context, file string) error {
 	for _, d := range slices.Backward(cp.core.daemons) {
 		d.end()

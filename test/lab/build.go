@@ -63,8 +63,8 @@ func BuildHelm(ctx context.Context, w io.Writer) (path string, err error) {
 	return buildOne(ctx, w, helmModule, "helm", "helm.sh/helm/v4/cmd/helm")
 }
 
-// InstallPlugins builds upstream plugins of CNI that nodes do not come with, where they are missing or out of
-// date, and copies them to the node.
+// InstallPlugins builds upstream plugins of CNI that nodes do not come with, where they are missing
+// or out of date, and copies them to the node.
 func (n *Node) InstallPlugins(ctx context.Context, w io.Writer, plugins ...string) error {
 	for _, plugin := range plugins {
 		module := ""

@@ -104,8 +104,9 @@ func passOn(parent string) {
 // The bounds of a cgroup's CPU shares in v1.
 const minShares, maxShares = 2, 262144
 
-// sharesOfNode are the shares of a node's pods together, as a kubelet gives them on 2 CPUs, where each program beside them
-// has 1024. With 1024 for the pods of all nodes, their probes fail as soon as the machine has other work.
+// sharesOfNode are the shares of a node's pods together, as a kubelet gives them on 2 CPUs, where
+// each program beside them has 1024. With 1024 for the pods of all nodes, their probes fail as soon
+// as the machine has other work.
 const sharesOfNode = 2048
 
 // setShares sets the CPU shares of a cgroup, v1's cpu.shares. v2 has weights.

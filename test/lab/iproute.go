@@ -83,7 +83,7 @@ func portBatch(port string) string {
 	return "link set " + port + " master " + cmp.Or(bridges[card], bridges[uplinkCard]) + "\nlink set " + port + " up\n"
 }
 
-// portState is the `ip -batch` text that cuts a host's cable or mends it.
+// portState is the `ip -batch` text that cuts a host's cable or fixes it.
 func portState(port string, up bool) string {
 	if up {
 		return "link set " + port + " up\n"

@@ -86,8 +86,8 @@ func namespaces(t *testing.T, wanted map[string]uint64) []string {
 	return found
 }
 
-// ownNamespaces returns the namespaces that the lab's hosts made, each with the time now, in clock ticks since
-// boot.
+// ownNamespaces returns the namespaces that the lab's hosts made, each with the time now, in clock
+// ticks since boot.
 func ownNamespaces(t *testing.T, name string) map[string]uint64 {
 	t.Helper()
 	var now unix.Timespec
@@ -415,7 +415,8 @@ func TestUpCancelled(t *testing.T) {
 	}
 }
 
-// TestOthersMounts removes, as another test of the machine does, a mount point that was there before.
+// TestOthersMounts removes, as another test of the machine does, a mount point that was there
+// before.
 func TestOthersMounts(t *testing.T) {
 	requireRoot(t)
 	const name = "lab-others"

@@ -188,8 +188,9 @@ func (c *Cluster) setCable(ctx context.Context, node string, up bool) error {
 	})
 }
 
-// Block has the switch drop all that comes from a node and goes to it, while its cards keep the carrier, as where a
-// switch or a hypervisor further on fails. StopNode ends it. It does nothing when the node is blocked.
+// Block has the switch drop all that comes from a node and goes to it, while its cards keep the
+// carrier, as where a switch or a hypervisor further on fails. StopNode ends it. It does nothing
+// when the node is blocked.
 func (c *Cluster) Block(ctx context.Context, node string) error {
 	return c.withCable(ctx, node, func(_, sw int) error {
 		return eachPort(ctx, sw, node, func(port string) string { return "link set " + port + " nomaster\n" })
@@ -201,8 +202,8 @@ func (c *Cluster) Unblock(ctx context.Context, node string) error {
 	return c.withCable(ctx, node, func(_, sw int) error { return eachPort(ctx, sw, node, portBatch) })
 }
 
-// eachPort runs `ip -batch` in the switch's network namespace, which process sw is in, with the text of batch for each port
-// that a cable of the node is in.
+// eachPort runs `ip -batch` in the switch's network namespace, which process sw is in, with the
+// text of batch for each port that a cable of the node is in.
 func eachPort(ctx context.Context, sw int, node string, batch func(port string) string) error {
 	links, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", sw))
 	if err != nil {

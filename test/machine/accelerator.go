@@ -59,7 +59,8 @@ func (r *root) addKVM() error {
 	return nil
 }
 
-// starting is how long a kernel may take to say its first line. One that needs longer is no better than an emulated one.
+// starting is how long a kernel may take to say its first line. One that needs longer is no better
+// than an emulated one.
 const starting = 10 * time.Second
 
 // starts returns why the kernel does not begin with QEMU's options.

@@ -53,7 +53,8 @@ func suites(t *testing.T) []Suite {
 // required makes a driver that is missing in a machine a failure.
 var required = []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
 
-// asked returns which of the tests in a machine -run names, as -run TestMachine/cni/vlan/TestTraffic does, and else the usual ones.
+// asked returns which of the tests in a machine -run names, as -run
+// TestMachine/cni/vlan/TestTraffic does, and else the usual ones.
 func asked(t *testing.T, usual string) string {
 	elements := strings.Split(flag.Lookup("test.run").Value.String(), "/")
 	if above := strings.Count(t.Name(), "/") + 1; len(elements) > above {
@@ -62,8 +63,9 @@ func asked(t *testing.T, usual string) string {
 	return usual
 }
 
-// silence is how long a machine may say nothing before it counts as hung; so may the compiler before. It is generous, for a host
-// that has other work: each test says when it begins, and go test -timeout limits how long all take.
+// silence is how long a machine may say nothing before it counts as hung; so may the compiler
+// before. It is generous, for a host that has other work: each test says when it begins, and go
+// test -timeout limits how long all take.
 const silence = 15 * time.Minute
 
 // errSilent ends a machine that says nothing.

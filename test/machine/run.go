@@ -83,7 +83,8 @@ func (r *root) pack(ctx context.Context, log io.Writer, work string, s Suite) er
 			return fmt.Errorf("pack %s: %w", data, err)
 		}
 	}
-	// The machine's end ends a suite, not a timeout of its own. Tests in parallel wait more than they compute.
+	// The machine's end ends a suite, not a timeout of its own. Tests in parallel wait more than they
+	// compute.
 	args := []string{"-test.v=test2json", "-test.timeout=0", "-test.parallel=4", "-test.run=" + s.Run}
 	text, err := json.Marshal(guest.Job{Program: "/" + folder + "/suite.test", Args: args, Dir: "/" + folder, Env: s.Env})
 	if err != nil {

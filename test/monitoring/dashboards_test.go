@@ -135,8 +135,8 @@ func limited(expr parser.Expr) bool {
 	return ok && (a.Op == parser.TOPK || a.Op == parser.BOTTOMK)
 }
 
-// resultLabels returns which labels the series of an expression have. All series that are read must be
-// summed up somehow: pods of Berth come and go.
+// resultLabels returns which labels the series of an expression have. All series that are read must
+// be summed up somehow: pods of Berth come and go.
 func resultLabels(expr parser.Expr) []string {
 	switch e := expr.(type) {
 	case *parser.AggregateExpr:

@@ -52,8 +52,8 @@ func (m *moves) pod(n *node) (*corev1.Pod, *container) {
 	return pod, newContainer(m.t, fmt.Sprintf("%s-%d", n.name, m.round), pod)
 }
 
-// A node loses the API server, and somebody deletes its pod by force. The pod's address is answered for by its new node, and
-// by that alone, from the first answer on.
+// A node loses the API server, and somebody deletes its pod by force. The pod's address is answered
+// for by its new node, and by that alone, from the first answer on.
 func TestAPILost(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -81,8 +81,8 @@ func TestAPILost(t *testing.T) {
 	old.mustDel(c)
 }
 
-// The agent of a node hangs, and somebody deletes its pod by force: the node answers on. The pod's new node does not answer
-// beside it, says why, and does so once the agent goes on.
+// The agent of a node hangs, and somebody deletes its pod by force: the node answers on. The pod's
+// new node does not answer beside it, says why, and does so once the agent goes on.
 func TestAgentHangs(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -122,7 +122,8 @@ func TestAgentHangs(t *testing.T) {
 	fresh.mustDel(next)
 }
 
-// known waits until a node, which is started after the other, calls that one and has heard its hello.
+// known waits until a node, which is started after the other, calls that one and has heard its
+// hello.
 func known(t *testing.T, heard <-chan answering.Message, other, node *node) {
 	t.Helper()
 	for called := false; ; {
@@ -139,8 +140,9 @@ func known(t *testing.T, heard <-chan answering.Message, other, node *node) {
 	}
 }
 
-// A node is cut off from the pools' network, and keeps its carrier and its other network, but for the API server. Somebody deletes its pod
-// by force. It falls silent before the pod's new node answers, and answers no more when it is heard again.
+// A node is cut off from the pools' network, and keeps its carrier and its other network, but for
+// the API server. Somebody deletes its pod by force. It falls silent before the pod's new node
+// answers, and answers no more when it is heard again.
 func TestOtherNetwork(t *testing.T) {
 	t.Parallel()
 	network, other := newNetwork(t), netnstest.NewWire(t)
@@ -183,8 +185,8 @@ func TestOtherNetwork(t *testing.T) {
 	old.mustDel(c)
 }
 
-// A host of the segment asserts a pod's address by the newest record of all. That changes nothing, also as if a node was broken into:
-// the API server, which answers, is asked first.
+// A host of the segment asserts a pod's address by the newest record of all. That changes nothing,
+// also as if a node was broken into: the API server, which answers, is asked first.
 func TestForgedAssertions(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -199,7 +201,8 @@ func TestForgedAssertions(t *testing.T) {
 		t.Fatal(err)
 	}
 	stranger, insider := network.open(t, others, rogue), network.open(t, authority(t), rogue)
-	// silences returns how many of the questions have no answer while the address is asserted 20 times.
+	// silences returns how many of the questions have no answer while the address is asserted 20
+	// times.
 	silences := func(s *segment.Segment) int {
 		client := newAsker(t, network.client, "10.70.0.50", m.address)
 		for range 20 {
@@ -216,7 +219,8 @@ func TestForgedAssertions(t *testing.T) {
 	n.mustDel(c)
 }
 
-// An agent says which others it hears: the network keeps two of three from each other, as isolated ports of a switch do.
+// An agent says which others it hears: the network keeps two of three from each other, as isolated
+// ports of a switch do.
 func TestHears(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -260,8 +264,8 @@ func TestHears(t *testing.T) {
 	}
 }
 
-// An agent knows the UID of its node by the token that a kubelet brings it, gets a certificate of it from the controller's signer, and
-// is heard by it.
+// An agent knows the UID of its node by the token that a kubelet brings it, gets a certificate of
+// it from the controller's signer, and is heard by it.
 func TestNodeUID(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -334,7 +338,8 @@ func wasOn(t *testing.T, address, node string) {
 	}
 }
 
-// runSigner signs requests of agents as the controller does, until the test ends, and returns the authority.
+// runSigner signs requests of agents as the controller does, until the test ends, and returns the
+// authority.
 func (n *network) runSigner(t *testing.T) *agentca.Authority {
 	t.Helper()
 	kube := apiOf(t).kube
@@ -390,7 +395,8 @@ func (n *network) hellos(t *testing.T, a *agentca.Authority) <-chan answering.Me
 	return heard
 }
 
-// open has the client take part in what the nodes say, as a node with a certificate of an authority.
+// open has the client take part in what the nodes say, as a node with a certificate of an
+// authority.
 func (n *network) open(t *testing.T, a *agentca.Authority, as answering.Node) *segment.Segment {
 	t.Helper()
 	text := certificateOf(t, a, as)

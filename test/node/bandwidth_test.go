@@ -45,8 +45,9 @@ func annotate(t *testing.T, pod *corev1.Pod, key string, value any) {
 	}
 }
 
-// A profile limits a pod with a floating IP and an annotation an ordinary one; both follow changes while connections are open, stand while
-// an agent begins without the API, and leave nothing. A profile that is not there is told in an event, and its pod has its network.
+// A profile limits a pod with a floating IP and an annotation an ordinary one; both follow changes
+// while connections are open, stand while an agent begins without the API, and leave nothing. A
+// profile that is not there is told in an event, and its pod has its network.
 func TestBandwidth(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)

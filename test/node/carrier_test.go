@@ -44,7 +44,8 @@ type answer struct {
 	mac string
 }
 
-// newAsker begins to ask until the test ends. Replies to the asker alone are answers; announcements are not.
+// newAsker begins to ask until the test ends. Replies to the asker alone are answers; announcements
+// are not.
 func newAsker(t *testing.T, from *netnstest.Host, own, address string) *asker {
 	t.Helper()
 	a, mac := &asker{}, hardwareAddr(t, from)
@@ -137,7 +138,8 @@ func (a *asker) await(t *testing.T, mac string, since time.Time, times int) {
 	})
 }
 
-// unanswered ends the questions, waits for the answer to the last one, and returns how many had none.
+// unanswered ends the questions, waits for the answer to the last one, and returns how many had
+// none.
 func (a *asker) unanswered(t *testing.T, mac string) int {
 	t.Helper()
 	a.stop()
@@ -159,8 +161,9 @@ func (n *node) awaitCarrier(link string, want bool) {
 	})
 }
 
-// A node's cable is cut, and its address moves to another node, of which the client learns by the announcement. When the cable is back the
-// old node never answers for the address, whether its agent lives, hangs or is dead.
+// A node's cable is cut, and its address moves to another node, of which the client learns by the
+// announcement. When the cable is back the old node never answers for the address, whether its
+// agent lives, hangs or is dead.
 func TestCarrierCut(t *testing.T) {
 	t.Parallel()
 	cuts := 10
@@ -225,8 +228,8 @@ func TestCarrierCut(t *testing.T) {
 	}
 }
 
-// A node's cable is cut for a moment. Its pods and its own addresses are reached again by themselves; while the API server is away only
-// addresses for which nobody else answers.
+// A node's cable is cut for a moment. Its pods and its own addresses are reached again by
+// themselves; while the API server is away only addresses for which nobody else answers.
 func TestCarrierBack(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -296,8 +299,8 @@ func TestCarrierBack(t *testing.T) {
 	}
 }
 
-// While the cable to a pool's network is out nobody answers the node there. No pod begins to answer because of that: when the
-// cable is back the node asks.
+// While the cable to a pool's network is out nobody answers the node there. No pod begins to answer
+// because of that: when the cable is back the node asks.
 func TestCarrierOut(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -335,9 +338,9 @@ func TestCarrierOut(t *testing.T) {
 	n.mustDel(c)
 }
 
-// A pod with its own MAC is silenced by the agent when the node's cable is cut, and stays silent when the cable is back while
-// the agent is dead. The next agent opens it once the API server has said that the addresses are still the pod's, and silences it when they are
-// not, without a DEL.
+// A pod with its own MAC is silenced by the agent when the node's cable is cut, and stays silent
+// when the cable is back while the agent is dead. The next agent opens it once the API server has
+// said that the addresses are still the pod's, and silences it when they are not, without a DEL.
 func TestCarrierCutOfMacvlan(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// shareOf is an address by which pods of a namespace leave, from ports that begin with 2048 on the node a.
+// shareOf is an address by which pods of a namespace leave, from ports that begin with 2048 on the
+// node a.
 type shareOf struct {
 	t         *testing.T
 	address   string
@@ -57,7 +58,8 @@ func (s *shareOf) carry(carrier *node, own string) {
 	carrier.saysCarried(own, s.address)
 }
 
-// claims writes into a NodeAssignment from which port on pods leave, none for 0, and waits until the node follows.
+// claims writes into a NodeAssignment from which port on pods leave, none for 0, and waits until
+// the node follows.
 func (s *shareOf) claims(first int32, none bool) {
 	s.t.Helper()
 	network := storageOf(s.address)
@@ -90,8 +92,9 @@ func (s *shareOf) claims(first int32, none bool) {
 	})
 }
 
-// TestClaimEgress: pods of a namespace leave from ports of an address for which another node answers, and then their own; not from ports that
-// the record does not have, and as before when the claim is gone.
+// TestClaimEgress: pods of a namespace leave from ports of an address for which another node
+// answers, and then their own; not from ports that the record does not have, and as before when the
+// claim is gone.
 func TestClaimEgress(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

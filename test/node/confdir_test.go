@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// The runtime keeps a network whose plugins the agent cannot run, and calls Berth as soon as it can; whatever other
-// programs do to the configuration then is undone, or said.
+// The runtime keeps a network whose plugins the agent cannot run, and calls Berth as soon as it
+// can; whatever other programs do to the configuration then is undone, or said.
 func TestRuntimeConfiguration(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

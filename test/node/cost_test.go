@@ -197,8 +197,8 @@ func (n *network) costNode(t *testing.T, name, address string, args ...string) *
 	return n.newNode(t, name, address, append([]string{"-v", "2", "--uplink=", "--node-ip=" + address}, args...)...)
 }
 
-// TestCostOfAdd compares ADD through shim and agent with upstream's plugins called directly, and with
-// the work of package wire alone.
+// TestCostOfAdd compares ADD through shim and agent with upstream's plugins called directly, and
+// with the work of package wire alone.
 func TestCostOfAdd(t *testing.T) {
 	measures(t)
 	const pods = 60

@@ -54,8 +54,8 @@ func (n *node) crashed(point string, err error) {
 	n.start()
 }
 
-// TestCrash kills the agent after every single side effect of ADD and DEL, with -short after the first of each kind,
-// and looks at what the next one makes of it.
+// TestCrash kills the agent after every single side effect of ADD and DEL, with -short after the
+// first of each kind, and looks at what the next one makes of it.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -206,9 +206,10 @@ func works(n *node, c *container, before string) {
 	}
 }
 
-// After a reboot there are no records, and neither namespaces nor links; the files of plugins are there, whose leases are given back. By
-// the boot ID the agent knows containers of before also where the path of their namespace is another
-// container's by now; in the other case the missing path says so.
+// After a reboot there are no records, and neither namespaces nor links; the files of plugins are
+// there, whose leases are given back. By the boot ID the agent knows containers of before also
+// where the path of their namespace is another container's by now; in the other case the missing
+// path says so.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	for name, known := range map[string]bool{"known": true, "unknown": false} {
@@ -307,8 +308,8 @@ func (n *node) forget(containers ...*container) {
 	}
 }
 
-// fromBefore changes the agent's files of containers as if they came from an earlier boot, in which the
-// containers had the namespace of path.
+// fromBefore changes the agent's files of containers as if they came from an earlier boot, in which
+// the containers had the namespace of path.
 func (n *node) fromBefore(path string, containers ...*container) {
 	n.t.Helper()
 	files, err := chain.CacheFiles(n.dir + "/cni-cache")

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// pointsOf returns the fault points with one of the prefixes that were passed since the last call, twice of a name at most: the agent
-// looks at all addresses again and again.
+// pointsOf returns the fault points with one of the prefixes that were passed since the last call,
+// twice of a name at most: the agent looks at all addresses again and again.
 func (n *node) pointsOf(prefixes ...string) []string {
 	n.t.Helper()
 	return slices.DeleteFunc(n.points(), func(point string) bool {
@@ -26,8 +26,8 @@ func (n *node) pointsOf(prefixes ...string) []string {
 	})
 }
 
-// TestCrashAssigned kills the agent after every single side effect of giving its node addresses and of taking them. The next agent
-// makes of it all that the node is assigned, and nothing else.
+// TestCrashAssigned kills the agent after every single side effect of giving its node addresses and
+// of taking them. The next agent makes of it all that the node is assigned, and nothing else.
 func TestCrashAssigned(t *testing.T) {
 	t.Parallel()
 	t.Run("services", func(t *testing.T) {
@@ -70,8 +70,9 @@ func TestCrashAssigned(t *testing.T) {
 	})
 }
 
-// crashes kills the agent at each point with one of the prefixes that it passes when the node is given the addresses, or they are taken,
-// and looks at the kernel, and whether it serves, after the next agent has finished.
+// crashes kills the agent at each point with one of the prefixes that it passes when the node is
+// given the addresses, or they are taken, and looks at the kernel, and whether it serves, after the
+// next agent has finished.
 func (n *node) crashes(addresses []string, prefixes string, give, take func(), serves func() error) {
 	n.t.Helper()
 	of := strings.Fields(prefixes)
@@ -122,8 +123,8 @@ func (n *node) crashes(addresses []string, prefixes string, give, take func(), s
 	}
 }
 
-// owned returns the node's addresses, rules and routes, and not the link that the routes of Services lead to, which is made anew
-// where an agent died before it was ready.
+// owned returns the node's addresses, rules and routes, and not the link that the routes of
+// Services lead to, which is made anew where an agent died before it was ready.
 func (n *node) owned() string {
 	return strings.Join(slices.DeleteFunc(strings.Split(n.own(), "\n"), func(line string) bool { return strings.Contains(line, ": bthservices") }), "\n")
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// A node is cut off by its switch, so that it sees no carrier go: it reaches neither gateway, API server nor other nodes. It falls
-// silent for a pod that asked for failover, and for no other, and answers again when it is back.
+// A node is cut off by its switch, so that it sees no carrier go: it reaches neither gateway, API
+// server nor other nodes. It falls silent for a pod that asked for failover, and for no other, and
+// answers again when it is back.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

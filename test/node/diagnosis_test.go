@@ -30,8 +30,8 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// proxied lets the API server, which runs beside the test, reach an agent: it returns an address of this
-// machine that leads there. The API server's proxy refuses loopback addresses.
+// proxied lets the API server, which runs beside the test, reach an agent: it returns an address of
+// this machine that leads there. The API server's proxy refuses loopback addresses.
 func proxied(t *testing.T, from *netnstest.Host, agent string) *net.TCPAddr {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -108,8 +108,9 @@ func (d *diagnosed) berth(token string, args ...string) string {
 	return fmt.Sprintf("%s%v", out, err)
 }
 
-// An operator asks an agent through the API server with the Role berth-diagnosis, and reaches nothing else by it.
-// The agent refuses who has no right, whatever way a request comes. He sees for which address a node waits, and ends that with his word.
+// An operator asks an agent through the API server with the Role berth-diagnosis, and reaches
+// nothing else by it. The agent refuses who has no right, whatever way a request comes. He sees for
+// which address a node waits, and ends that with his word.
 func TestDiagnosis(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -257,10 +258,12 @@ func TestDiagnosis(t *testing.T) {
 		t.Error("the log does not say who asked")
 	}
 
-	// For which address a node waits, and for which host, and the end of the waiting by a person's word. That takes more than to look.
+	// For which address a node waits, and for which host, and the end of the waiting by a person's
+	// word. That takes more than to look.
 	waiting := createPod(t, n.name, "waits", "10.70.26.6")
 	bind(t, "10.70.26.6", waiting, func(spec *v1alpha1.FloatingIPSpec) { spec.LastNode = &v1alpha1.NodeReference{Name: "gone", UID: "u"} })
-	// A host answers that does not say that it has the address itself, as a node's kernel does, or a switch that suppresses ARP.
+	// A host answers that does not say that it has the address itself, as a node's kernel does, or a
+	// switch that suppresses ARP.
 	network.client.IP("link", "add", "behind", "type", "veth", "peer", "name", "end")
 	network.client.IP("link", "set", "behind", "up")
 	network.client.IP("link", "set", "end", "up")

@@ -146,7 +146,8 @@ func TestAPIAway(t *testing.T) {
 		t.Error("the ADD that failed left something")
 	}
 	ping(t, net.client, "10.70.28.5")
-	// Rules that another program deletes are back without the API: nobody may send as another pod meanwhile.
+	// Rules that another program deletes are back without the API: nobody may send as another pod
+	// meanwhile.
 	if _, err := n.Command("nft", "flush", "ruleset"); err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,8 @@ func (w *world) serve(server string) {
 	}()
 }
 
-// isSeen returns nil if a server sees the one packet of UDP that a client sends come from an address. port is the client's, 0: any.
+// isSeen returns nil if a server sees the one packet of UDP that a client sends come from an
+// address. port is the client's, 0: any.
 func (c *container) isSeen(server, as string, port int) error {
 	got, err := c.ask("udp", server, port)
 	if err == nil && got != as {
@@ -94,7 +95,8 @@ func (c *container) isSeen(server, as string, port int) error {
 	return err
 }
 
-// ask returns the source that a server sees in the one packet that a client sends first, by TCP or UDP. port is the client's, 0: any.
+// ask returns the source that a server sees in the one packet that a client sends first, by TCP or
+// UDP. port is the client's, 0: any.
 func (c *container) ask(network, server string, port int) (string, error) {
 	answer := make([]byte, 100)
 	err := c.Try(func() error {
@@ -189,9 +191,10 @@ func (n *node) ordinary(namespace, name string) *container {
 	return c
 }
 
-// TestEgress: ordinary pods of a selected namespace leave with their node's address of the pool, from the first packet, though another plugin
-// masquerades; others do not. So it is while no agent runs, and after its restart; a label changes it for running pods and
-// their connections; and while the node does not have the address, nothing of them comes out.
+// TestEgress: ordinary pods of a selected namespace leave with their node's address of the pool,
+// from the first packet, though another plugin masquerades; others do not. So it is while no agent
+// runs, and after its restart; a label changes it for running pods and their connections; and while
+// the node does not have the address, nothing of them comes out.
 func TestEgress(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// TestErrors checks what a user reads in the pod's events, one error of each code, and that nothing is left.
+// TestErrors checks what a user reads in the pod's events, one error of each code, and that nothing
+// is left.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
@@ -114,8 +115,8 @@ func (n *node) gc(keep ...*container) {
 	}
 }
 
-// TestGC: containers that the runtime does not know go, also further interfaces, and links whose record was lost with the state file;
-// those that it knows stay.
+// TestGC: containers that the runtime does not know go, also further interfaces, and links whose
+// record was lost with the state file; those that it knows stay.
 func TestGC(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)

@@ -60,8 +60,9 @@ type process struct {
 	done chan struct{}
 }
 
-// network is the layer 2 network with the pools' router and a client, and the API server. The pools' addresses are of 10.70.0.0/16,
-// 10.80.0.0/16, 2001:db8:70::/64 and 2001:db8:80::/64, and each test has some for itself.
+// network is the layer 2 network with the pools' router and a client, and the API server. The
+// pools' addresses are of 10.70.0.0/16, 10.80.0.0/16, 2001:db8:70::/64 and 2001:db8:80::/64, and
+// each test has some for itself.
 type network struct {
 	wire           *netnstest.Wire
 	client, router *netnstest.Host
@@ -314,7 +315,8 @@ func (n *node) end(sig syscall.Signal) {
 	n.ended("after " + sig.String())
 }
 
-// ended waits until the agent has ended, and fails the test where it lives on, with the stacks of its goroutines.
+// ended waits until the agent has ended, and fails the test where it lives on, with the stacks of
+// its goroutines.
 func (n *node) ended(why string) {
 	n.t.Helper()
 	select {

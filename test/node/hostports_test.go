@@ -166,8 +166,9 @@ func TestHostPorts(t *testing.T) {
 	n.becomes(before)
 }
 
-// With its state file damaged the agent begins anew by itself. Pods keep their network, also over another restart, and their host ports,
-// which it finds in the kernel; whoever ended meanwhile, or loses an address later, loses all of it.
+// With its state file damaged the agent begins anew by itself. Pods keep their network, also over
+// another restart, and their host ports, which it finds in the kernel; whoever ended meanwhile, or
+// loses an address later, loses all of it.
 func TestDamagedState(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)

@@ -241,8 +241,8 @@ func TestIPAMForgotten(t *testing.T) {
 		bind(t, address, pod)
 		all = append(all, newContainer(t, fmt.Sprintf("c%d", i), pod))
 	}
-	// As a runtime mounts namespaces, where the agent sees what is mounted later: policies of other tests
-	// may select the pod, and the agent opens its namespace then.
+	// As a runtime mounts namespaces, where the agent sees what is mounted later: policies of other
+	// tests may select the pod, and the agent opens its namespace then.
 	path := all[2].Path() + "-mounted"
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), exec.Command("mount", "--bind", all[2].Path(), path).Run()); err != nil {
 		t.Fatal(err)

@@ -79,8 +79,9 @@ func TestDefaultNetwork(t *testing.T) {
 	}
 }
 
-// A restart touches nothing of pods that run, and their connections outlive the agent, also where it is killed: one that is used now and
-// then, and transfers at full rate both ways. What went missing while no agent ran is made again.
+// A restart touches nothing of pods that run, and their connections outlive the agent, also where
+// it is killed: one that is used now and then, and transfers at full rate both ways. What went
+// missing while no agent ran is made again.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)

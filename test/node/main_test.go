@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/test/short"
 )
 
-// env is what all tests share: the programs and an API server. None of them takes it away: a test whose API server is lost keeps its
-// nodes from it.
+// env is what all tests share: the programs and an API server. None of them takes it away: a test
+// whose API server is lost keeps its nodes from it.
 type env struct {
 	bin string
 	api *kubeAPI

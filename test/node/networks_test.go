@@ -79,8 +79,8 @@ type networkStatus struct {
 	Default         bool
 }
 
-// told waits until the node's NodeAssignment, which the caller made, tells what these pods got, and nothing else. It returns
-// that in their order.
+// told waits until the node's NodeAssignment, which the caller made, tells what these pods got, and
+// nothing else. It returns that in their order.
 func (n *node) told(pods ...*corev1.Pod) (results []v1alpha1.PodResult) {
 	n.t.Helper()
 	eventually(n.t, func() error {
@@ -192,8 +192,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// TestNetworkGone: an interface of a further network that goes while no agent runs is made again by the next one, whose pod is told
-// its addresses, and takes no lease more.
+// TestNetworkGone: an interface of a further network that goes while no agent runs is made again by
+// the next one, whose pod is told its addresses, and takes no lease more.
 func TestNetworkGone(t *testing.T) {
 	t.Parallel()
 	n := newNetwork(t).newNode(t, "gone-a", "10.0.60.11")
@@ -280,8 +280,9 @@ func TestFloatingOnNamed(t *testing.T) {
 	}
 }
 
-// TestDefaultRoute: a pod gives its default route to another network than the first. Its packets to elsewhere leave there, its answers from
-// its floating IP leave by the floating IP's interface, also after a restart of the agent, and CHECK agrees.
+// TestDefaultRoute: a pod gives its default route to another network than the first. Its packets to
+// elsewhere leave there, its answers from its floating IP leave by the floating IP's interface,
+// also after a restart of the agent, and CHECK agrees.
 func TestDefaultRoute(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)

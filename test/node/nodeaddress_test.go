@@ -99,9 +99,10 @@ func (n *node) own() string {
 	return n.kernel() + strings.Join(lines, "")
 }
 
-// TestNodeAddress: a node has the addresses that it is given, beside a pod with an address of the same pool, which a host of
-// the network reaches, too. They come back where somebody deletes them and after a restart of the node, stay without an agent, and go
-// when they are given no more; a cleanup removes them.
+// TestNodeAddress: a node has the addresses that it is given, beside a pod with an address of the
+// same pool, which a host of the network reaches, too. They come back where somebody deletes them
+// and after a restart of the node, stay without an agent, and go when they are given no more; a
+// cleanup removes them.
 func TestNodeAddress(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -229,8 +230,9 @@ func (n *node) cleanup() string {
 	return string(out)
 }
 
-// TestNodeAddressConflict: the node does not take an address that a host outside of the cluster has, and says who has it and
-// what to do. It takes it when the host has left it. It takes none that its FloatingIP does not give it, whatever its NodeAssignment says.
+// TestNodeAddressConflict: the node does not take an address that a host outside of the cluster
+// has, and says who has it and what to do. It takes it when the host has left it. It takes none
+// that its FloatingIP does not give it, whatever its NodeAssignment says.
 func TestNodeAddressConflict(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

@@ -97,9 +97,10 @@ func (n *node) startPod(c *container) []string {
 	return addresses
 }
 
-// Policies hold from the first instant on, also where the agent has just begun; they stand while it is away, and the next one follows
-// what changed meanwhile and interrupts nothing that they allow; they come back after somebody deleted them, and leave nothing. Ordinary pods
-// are free until the agent is told otherwise.
+// Policies hold from the first instant on, also where the agent has just begun; they stand while it
+// is away, and the next one follows what changed meanwhile and interrupts nothing that they allow;
+// they come back after somebody deleted them, and leave nothing. Ordinary pods are free until the
+// agent is told otherwise.
 func TestNetworkPolicy(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

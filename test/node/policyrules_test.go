@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// throughIPTables returns whether agents enforce policies through ipset and iptables. Without the variable they
-// choose nftables: no kubelet has chains in the namespaces of the tests.
+// throughIPTables returns whether agents enforce policies through ipset and iptables. Without the
+// variable they choose nftables: no kubelet has chains in the namespaces of the tests.
 func throughIPTables() bool {
 	return os.Getenv(deploy.EnvPolicyBackend) == string(enforce.BackendIPTables)
 }
@@ -64,8 +64,8 @@ func judges(text, address string) bool {
 // setName is the name of a set in a line.
 var setName = regexp.MustCompile(`\b` + iptables.SetPrefix + `\S+`)
 
-// savedIn is policyParts of ipset and iptables. In place of the name of a set, which ends in the generation of an
-// agent, a rule has the set's elements.
+// savedIn is policyParts of ipset and iptables. In place of the name of a set, which ends in the
+// generation of an agent, a rule has the set's elements.
 func savedIn(t *testing.T, h *netnstest.Host) []string {
 	t.Helper()
 	elements := map[string][]string{}
@@ -119,8 +119,8 @@ var round = regexp.MustCompile(`\.[0-9]{1,6}$`)
 // identity is the beginning of a rule's comment, which follows from the names in the rule.
 var identity = regexp.MustCompile(`^berth [0-9a-f]{8}: `)
 
-// policyParts are the rules of policies of a host without names and numbers that differ between agents of the same
-// objects, and in an order that says nothing.
+// policyParts are the rules of policies of a host without names and numbers that differ between
+// agents of the same objects, and in an order that says nothing.
 func policyParts(t *testing.T, h *netnstest.Host) []string {
 	t.Helper()
 	if throughIPTables() {
@@ -167,8 +167,8 @@ func tableIn(t *testing.T, h *netnstest.Host) []string {
 	return all
 }
 
-// plain is a value of nft's without handles and counts, with sorted elements, and with names that do not say
-// how often the table was replaced.
+// plain is a value of nft's without handles and counts, with sorted elements, and with names that
+// do not say how often the table was replaced.
 func plain(value any) any {
 	switch v := value.(type) {
 	case string:

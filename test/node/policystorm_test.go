@@ -280,7 +280,8 @@ func (s *storm) settle() {
 	})
 }
 
-// clear deletes all policies, and pods. The namespaces stay: the API server deletes none without controllers.
+// clear deletes all policies, and pods. The namespaces stay: the API server deletes none without
+// controllers.
 func (s *storm) clear() {
 	for _, namespace := range s.namespaces {
 		policies := apiOf(s.t).kube.NetworkingV1().NetworkPolicies(namespace).DeleteCollection(ctxOf(s.t), metav1.DeleteOptions{}, metav1.ListOptions{})

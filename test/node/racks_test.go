@@ -25,7 +25,8 @@ func (n *network) rack(t *testing.T, r *fabric.Rack, name string) *node {
 	return n.startOn(t, &node{t: t, Host: r.Node, name: name, dir: newFolder(t)})
 }
 
-// moved is the pod of a StatefulSet that is deleted on one node and starts on another, with its addresses.
+// moved is the pod of a StatefulSet that is deleted on one node and starts on another, with its
+// addresses.
 func moved(t *testing.T, to *node, name, routed4, routed6, id string, since time.Time) *container {
 	t.Helper()
 	both := routed4 + "," + routed6
@@ -46,8 +47,9 @@ func moved(t *testing.T, to *node, name, routed4, routed6, id string, since time
 	return c
 }
 
-// A pod of a StatefulSet moves from rack to rack: it keeps its addresses, and clients reach it there. When its node is lost to
-// Kubernetes, and not to the network, clients reach the next one all the same, while both announce the address.
+// A pod of a StatefulSet moves from rack to rack: it keeps its addresses, and clients reach it
+// there. When its node is lost to Kubernetes, and not to the network, clients reach the next one
+// all the same, while both announce the address.
 func TestRacks(t *testing.T) {
 	for name, speaker := range fabric.Speakers(t) {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +109,8 @@ func TestRacks(t *testing.T) {
 			nodes[1].mustDel(second)
 			calls.Only("third")
 
-			// A router that has not learned it is told, and the node itself reaches the pod in the other rack.
+			// A router that has not learned it is told, and the node itself reaches the pod in the other
+			// rack.
 			f.Racks[1].ToR.IP("route", "add", routed4, "via", f.Racks[1].Address)
 			out, err := f.Racks[1].ToR.Command("ping", "-c", "1", "-W", "5", routed4)
 			if err == nil || !strings.Contains(out+err.Error(), "From "+f.Racks[1].Address) {

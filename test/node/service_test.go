@@ -110,8 +110,8 @@ func (b *balanced) serve(endpoints ...endpoint) {
 	}
 }
 
-// carry has the node carry addresses of Services, as the controller does: their FloatingIPs name it, if there are any, and then its
-// NodeAssignment has them.
+// carry has the node carry addresses of Services, as the controller does: their FloatingIPs name
+// it, if there are any, and then its NodeAssignment has them.
 func (n *node) carry(since time.Time, addresses ...string) {
 	n.t.Helper()
 	for _, address := range addresses {
@@ -281,9 +281,10 @@ func answeredBy(host *netnstest.Host, address string) string {
 	return ""
 }
 
-// TestServiceAddress: a node that carries the address of a Service answers ARP and neighbour discovery for it, and kube-proxy leads its port to the
-// Service's pods, which see the client where externalTrafficPolicy is Local. Nothing of the node answers on it. It moves to
-// another node without a loss. It stays without an agent, and goes when it is assigned no more.
+// TestServiceAddress: a node that carries the address of a Service answers ARP and neighbour
+// discovery for it, and kube-proxy leads its port to the Service's pods, which see the client where
+// externalTrafficPolicy is Local. Nothing of the node answers on it. It moves to another node
+// without a loss. It stays without an agent, and goes when it is assigned no more.
 func TestServiceAddress(t *testing.T) {
 	t.Parallel()
 	for i, mode := range []string{"iptables", "nftables"} {
@@ -427,8 +428,8 @@ func testServiceAddress(t *testing.T, mode string, number int) {
 		return nil
 	})
 
-	// It moves, while a client asks. A connection that is open when the client learns of the new node breaks, since that one does
-	// not know it: the next one does not.
+	// It moves, while a client asks. A connection that is open when the client learns of the new node
+	// breaks, since that one does not know it: the next one does not.
 	asked, broken, stop, done := 0, 0, make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
@@ -515,8 +516,9 @@ func linesWith(all string, texts ...string) string {
 	return b.String()
 }
 
-// TestServiceAddressRefused: a node carries no address that its FloatingIP does not give to a Service, and none on a link where
-// kube-proxy has mode ipvs. An event says so. Addresses of pools with mode Routed are announced there all the same.
+// TestServiceAddressRefused: a node carries no address that its FloatingIP does not give to a
+// Service, and none on a link where kube-proxy has mode ipvs. An event says so. Addresses of pools
+// with mode Routed are announced there all the same.
 func TestServiceAddressRefused(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
@@ -579,8 +581,9 @@ func TestServiceAddressRefused(t *testing.T) {
 	n.becomesIn(n.kernel, before)
 }
 
-// TestServiceAddressConflict: a node does not carry the address of a Service that a host outside of the cluster has, and says which host
-// has it, as long as it does. Another node that carries the address is no such host: it moves as ever.
+// TestServiceAddressConflict: a node does not carry the address of a Service that a host outside of
+// the cluster has, and says which host has it, as long as it does. Another node that carries the
+// address is no such host: it moves as ever.
 func TestServiceAddressConflict(t *testing.T) {
 	t.Parallel()
 	const taken, free, six = "10.70.48.100", "10.70.48.101", "2001:db8:70::48:100"
@@ -640,8 +643,9 @@ func TestServiceAddressConflict(t *testing.T) {
 	}
 }
 
-// TestServiceCarrierWithoutAPI: the node that carries the address of a Service loses the API server alone, and the controller gives the
-// address to another one. From the first answer of that one on it is the only one that answers. It waits for one whose agent hangs.
+// TestServiceCarrierWithoutAPI: the node that carries the address of a Service loses the API server
+// alone, and the controller gives the address to another one. From the first answer of that one on
+// it is the only one that answers. It waits for one whose agent hangs.
 func TestServiceCarrierWithoutAPI(t *testing.T) {
 	t.Parallel()
 	const address = "10.70.49.100"

@@ -102,8 +102,8 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// TestChangedAnnotations: whatever a user writes on a pod, it keeps its addresses through the end of the agent, of its sandbox and
-// of the machine, and gets no others.
+// TestChangedAnnotations: whatever a user writes on a pod, it keeps its addresses through the end
+// of the agent, of its sandbox and of the machine, and gets no others.
 func TestChangedAnnotations(t *testing.T) {
 	t.Parallel()
 	const addresses = "2001:db8:70::73:5,10.70.73.5,10.70.73.6"

@@ -43,9 +43,10 @@ func (n *node) withdrawn(addresses string) error {
 	return errors.Join(errs...)
 }
 
-// TestWithdraw: whatever takes an address from its pod, also one of several, the node stops answering for all of them without waiting for the
-// runtime, for others as well after a restart, and says so; DEL still works. A pod from which one was taken by mistake has its network back
-// when that is corrected.
+// TestWithdraw: whatever takes an address from its pod, also one of several, the node stops
+// answering for all of them without waiting for the runtime, for others as well after a restart,
+// and says so; DEL still works. A pod from which one was taken by mistake has its network back when
+// that is corrected.
 func TestWithdraw(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
@@ -221,8 +222,9 @@ func macOfLink(h *netnstest.Host) string {
 	return "no MAC"
 }
 
-// systemd-networkd deletes all rules and routes that it does not know when it starts, as at an upgrade of the
-// node's packages, and the kernel forgets what hangs on a link that goes down. The agent puts its own back.
+// systemd-networkd deletes all rules and routes that it does not know when it starts, as at an
+// upgrade of the node's packages, and the kernel forgets what hangs on a link that goes down. The
+// agent puts its own back.
 func TestRoutesAndRulesDeleted(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)

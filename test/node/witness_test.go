@@ -24,7 +24,8 @@ func (n *node) testify(q inquiry.WitnessQuestion) *inquiry.Testimony {
 	return testimony
 }
 
-// A node says of another one whether its kernel, its agent and its addresses answer, and whether it would have heard that.
+// A node says of another one whether its kernel, its agent and its addresses answer, and whether it
+// would have heard that.
 func TestWitness(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

@@ -39,11 +39,12 @@ type record struct {
 	fails func(testID)
 }
 
-// excerptLines is how many lines of a failed test's output a person is shown of its begin, and of its end.
+// excerptLines is how many lines of a failed test's output a person is shown of its begin, and of
+// its end.
 const excerptLines = 20
 
-// excerpt has the first and the last lines of an output: a test says first how it failed, and then what
-// its programs logged.
+// excerpt has the first and the last lines of an output: a test says first how it failed, and then
+// what its programs logged.
 type excerpt struct {
 	first, last []string
 	left        int
@@ -125,7 +126,8 @@ func (r *record) add(e event) error {
 // end counts a test, or ends a package's log.
 func (r *record) end(id testID, result string) {
 	if result == "fail" && id.test == "" {
-		// go test reports no end of the test that was running, or was the last to run, when a package panicked.
+		// go test reports no end of the test that was running, or was the last to run, when a package
+		// panicked.
 		for other, said := range r.said {
 			if said.panicked && other.pkg == id.pkg && !slices.Contains(r.failed, other) {
 				r.failed = append(r.failed, other)
@@ -155,8 +157,8 @@ func (r *record) end(id testID, result string) {
 	}
 }
 
-// within tells whether a test is another one, or a subtest of it: a failure is told once, by the test
-// that is nearest to it.
+// within tells whether a test is another one, or a subtest of it: a failure is told once, by the
+// test that is nearest to it.
 func (id testID) within(other testID) bool {
 	return id.pkg == other.pkg && (other.test == "" || id.test == other.test || strings.HasPrefix(id.test, other.test+"/"))
 }

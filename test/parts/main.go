@@ -2,9 +2,9 @@
 
 // Command parts runs the tests of the repository, in parts: make test and make test-all.
 //
-// Each part leaves logs and a result in results/TREE, where TREE is the hash of the files that git does
-// not ignore. Without -short a part that passed on the same tree does not run again, so that an
-// interrupted make test-all goes on where it was.
+// Each part leaves logs and a result in results/TREE, where TREE is the hash of the files that git
+// does not ignore. Without -short a part that passed on the same tree does not run again, so that
+// an interrupted make test-all goes on where it was.
 package main
 
 import (
@@ -242,7 +242,8 @@ func (o options) all(ctx context.Context, chosen []part) (outcomes []outcome, er
 	}
 }
 
-// begin makes a part's folder anew, or returns the result of an earlier run that need not be repeated.
+// begin makes a part's folder anew, or returns the result of an earlier run that need not be
+// repeated.
 func (o options) begin(p part) (*result, *running, error) {
 	folder := filepath.Join(o.results, p.name)
 	if !o.short && p.name != programs.name {

@@ -7,7 +7,8 @@ const (
 	unit = "unit"
 	// netnstest makes the network namespaces of tests.
 	netnstest = "github.com/berth-dev/berth/agent/netnstest"
-	// netpol, conformance and failover are tests of test/e2e that take longer than all others together.
+	// netpol, conformance and failover are tests of test/e2e that take longer than all others
+	// together.
 	netpol      = "^Test(Netpol|NetworkPolicyAPI)$"
 	conformance = "^TestConformance$"
 	failover    = "^Test(Failover|Fencer|LastNode|LoadBalancer)"
@@ -19,10 +20,11 @@ type part struct {
 	suites     []suite
 	// minutes that all of it takes on two cores, about: the longest parts begin first.
 	minutes int
-	// bare is set if the part needs neither the lab's programs nor Berth's, which part programs compiles, and
-	// pure if it needs no program of Debian either, and not to be root.
+	// bare is set if the part needs neither the lab's programs nor Berth's, which part programs
+	// compiles, and pure if it needs no program of Debian either, and not to be root.
 	bare, pure bool
-	// lab is set if the part brings up clusters of nodes, which fill the machine: one such part at a time.
+	// lab is set if the part brings up clusters of nodes, which fill the machine: one such part at a
+	// time.
 	lab bool
 }
 
@@ -34,12 +36,15 @@ type suite struct {
 	packages []string
 	// uses leaves of them the packages whose tests import this package, and lacks the others.
 	uses, lacks string
-	// run and skip are go test's flags, for packages of several suites, each of which has some of the tests.
+	// run and skip are go test's flags, for packages of several suites, each of which has some of the
+	// tests.
 	run, skip string
-	// side is how many packages run side by side, and how many tests of each: more than cores where tests wait.
+	// side is how many packages run side by side, and how many tests of each: more than cores where
+	// tests wait.
 	side int
 	// cached has Go take the results of packages in which nothing changed: its cache sees neither the
-	// kernel nor programs that a test runs. Random tests draw anew all the same, since they read their seed.
+	// kernel nor programs that a test runs. Random tests draw anew all the same, since they read their
+	// seed.
 	cached bool
 	env    []string
 	// command runs in the module instead of go test.
@@ -54,7 +59,8 @@ var programs = part{
 	suites: []suite{{module: ".", command: []string{"make", "lab", "build"}}},
 }
 
-// labMinors are the minors of Kubernetes beside the lab's own, each with a module in test/kubernetes.
+// labMinors are the minors of Kubernetes beside the lab's own, each with a module in
+// test/kubernetes.
 var labMinors = []string{"1.35", "1.37"}
 
 // parts are all tests of the repository but the ones that are a matter of hours: chaos, day, fuzz,

@@ -117,8 +117,8 @@ func TestWorkflowHasAllParts(t *testing.T) {
 	}
 }
 
-// Tests are selected by -short and -run alone: none is left out for want of a variable. The emulated
-// machine sets some for its own.
+// Tests are selected by -short and -run alone: none is left out for want of a variable. The
+// emulated machine sets some for its own.
 func TestNoTestWaitsForAVariable(t *testing.T) {
 	for file, syntax := range testFiles(t) {
 		if slices.Contains(inMachine, filepath.ToSlash(filepath.Dir(file))) {

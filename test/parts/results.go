@@ -26,7 +26,8 @@ type result struct {
 
 const resultFile = "result.json"
 
-// treeHash returns the hash of all files of the repository that git does not ignore, as they are now.
+// treeHash returns the hash of all files of the repository that git does not ignore, as they are
+// now.
 func treeHash(ctx context.Context, root string) (string, error) {
 	folder, err := os.MkdirTemp("", "berth-index-")
 	if err != nil {

@@ -99,7 +99,8 @@ func (r *running) suite(ctx context.Context, o options, s suite, rec *record) (t
 	return cpu, errors.Join(err, followed)
 }
 
-// timeout is how long the tests of one package may take: one that hangs says where, and the other parts run.
+// timeout is how long the tests of one package may take: one that hangs says where, and the other
+// parts run.
 func (o options) timeout(p part) time.Duration {
 	if o.short {
 		return 20 * time.Minute

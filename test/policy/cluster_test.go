@@ -132,8 +132,8 @@ func text(of map[string]bool, prefixes ...string) string {
 	return strings.Join(some, ", ")
 }
 
-// An agent knows what policies need of a real cluster, and asks for no more; it streams what it reads,
-// and its rights suffice.
+// An agent knows what policies need of a real cluster, and asks for no more; it streams what it
+// reads, and its rights suffice.
 func TestCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all does this")

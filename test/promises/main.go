@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Program promises shows that no promise of the documentation is without a proof: it makes one small error in the product
-// for each of them, in a copy of the tree, and runs the test that is to find it. Its arguments are regular expressions:
-// then it does the promises whose sentence, file or test matches one of them. It fails if an error is not found, or if
-// make test finds fewer of all than atLeast.
+// Program promises shows that no promise of the documentation is without a proof: it makes one
+// small error in the product for each of them, in a copy of the tree, and runs the test that is to
+// find it. Its arguments are regular expressions: then it does the promises whose sentence, file or
+// test matches one of them. It fails if an error is not found, or if make test finds fewer of all
+// than atLeast.
 package main
 
 import (
@@ -18,7 +19,8 @@ import (
 	"time"
 )
 
-// promise is a sentence of the documentation, an error by which the product would break it, and the test that finds that.
+// promise is a sentence of the documentation, an error by which the product would break it, and the
+// test that finds that.
 type promise struct {
 	Promise string
 	Page    string // where users read it

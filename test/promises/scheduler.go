@@ -2,7 +2,8 @@
 
 package main
 
-// scheduler has promises about who gets which address, and for how long: the scheduler and the controller.
+// scheduler has promises about who gets which address, and for how long: the scheduler and the
+// controller.
 var scheduler = []promise{
 	{
 		"No pod is bound to a node that has no address for it.", "README.md",

@@ -16,15 +16,17 @@ import (
 	"time"
 )
 
-// tree is a copy of the repository, in which errors are made: tests also compile programs and read the chart, and leave
-// what they compiled in the copy. With -trimpath it shares the compiled packages of the repository.
+// tree is a copy of the repository, in which errors are made: tests also compile programs and read
+// the chart, and leave what they compiled in the copy. With -trimpath it shares the compiled
+// packages of the repository.
 type tree struct {
 	dir string
 	// passed has the tests that pass without an error.
 	passed map[string]error
 }
 
-// copyTree copies what git has or would add, and links the programs of the lab, which have nothing of Berth's.
+// copyTree copies what git has or would add, and links the programs of the lab, which have nothing
+// of Berth's.
 func copyTree(ctx context.Context) (*tree, error) {
 	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
@@ -104,7 +106,8 @@ func (t *tree) passes(ctx context.Context, p promise, ring finding) error {
 // failure is what a test prints that ran and failed.
 var failure = regexp.MustCompile(`(?m)^\s*--- FAIL: |^panic: `)
 
-// test runs a test as a ring does and says whether it fails. An error is of a test that could not run.
+// test runs a test as a ring does and says whether it fails. An error is of a test that could not
+// run.
 func (t *tree) test(ctx context.Context, p promise, ring finding) (failed bool, err error) {
 	args := []string{"test", "-vet=off", "-count=1", "-v", "-timeout=30m", "-run", pattern(p.Test)}
 	if ring == makeTest {
@@ -137,10 +140,12 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// shortTests is a package's list of the tests that go test -short runs, which -run overrules; see package short.
+// shortTests is a package's list of the tests that go test -short runs, which -run overrules; see
+// package short.
 var shortTests = regexp.MustCompile(`(?s)(?:short\.Tests\(|simulation\.Main\(m, )([^)]*)\)`)
 
-// runsInShort says whether a test is one that go test -short runs, if its package has a list of these.
+// runsInShort says whether a test is one that go test -short runs, if its package has a list of
+// these.
 func runsInShort(dir, test string) bool {
 	files, _ := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	for _, file := range files {

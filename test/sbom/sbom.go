@@ -241,8 +241,8 @@ func module(name, version string) Component {
 	return Component{Type: "library", Ref: purl, Name: name, Version: version, PURL: purl}
 }
 
-// addPackage adds a package of Debian, by its entry in dpkg's status. It has no line that goes on in the next one
-// among those that are read.
+// addPackage adds a package of Debian, by its entry in dpkg's status. It has no line that goes on
+// in the next one among those that are read.
 func (b *bill) addPackage(status []byte) {
 	fields := map[string]string{}
 	for lines := bufio.NewScanner(bytes.NewReader(status)); lines.Scan(); {

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/test/image"
 )
 
-// archive makes images of two architectures that have a program, a package of Debian that differs between them, and
-// a file that is neither.
+// archive makes images of two architectures that have a program, a package of Debian that differs
+// between them, and a file that is neither.
 func archive(t *testing.T) (out, program string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serving serves the reference servers of services that are no part of Berth: where they listen, with which certificates, and
-// their health. It knows no protocol.
+// Package serving serves the reference servers of services that are no part of Berth: where they
+// listen, with which certificates, and their health. It knows no protocol.
 package serving
 
 import (
@@ -77,9 +77,9 @@ func (e Endpoint) credentials() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(config), nil
 }
 
-// Serve answers on a listener of the endpoint until ctx ends: service is an implementation of a service. Requests that are
-// then in progress get no answer, and Berth repeats them: GracefulStop would wait
-// for ever, as clients watch the server's health in a call without end.
+// Serve answers on a listener of the endpoint until ctx ends: service is an implementation of a
+// service. Requests that are then in progress get no answer, and Berth repeats them: GracefulStop
+// would wait for ever, as clients watch the server's health in a call without end.
 func (e Endpoint) Serve(ctx context.Context, listener net.Listener, of *grpc.ServiceDesc, service any) error {
 	credentials, err := e.credentials()
 	if err != nil {

@@ -21,9 +21,10 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// AnsweringAgents makes the pods of ready agents on nodes, which answer the controller through the API
-// server's proxy: they carry the addresses that w.Carried returns, or the ones of the live pods that are
-// bound to the node. An error is an agent that does not answer. w.Witnessed has what they hear of other nodes.
+// AnsweringAgents makes the pods of ready agents on nodes, which answer the controller through the
+// API server's proxy: they carry the addresses that w.Carried returns, or the ones of the live pods
+// that are bound to the node. An error is an agent that does not answer. w.Witnessed has what they
+// hear of other nodes.
 func (w *World) AnsweringAgents(nodes ...string) {
 	w.T.Helper()
 	at := w.serveAgents(http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
@@ -93,7 +94,8 @@ func (w *World) serveAgents(handler http.Handler) netip.AddrPort {
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
-// reachable listens at an address to which the API server's proxy goes: it refuses loopback addresses.
+// reachable listens at an address to which the API server's proxy goes: it refuses loopback
+// addresses.
 func (w *World) reachable() net.Listener {
 	w.T.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -113,8 +115,8 @@ func (w *World) reachable() net.Listener {
 	return nil
 }
 
-// audienceOf returns the node for whose agent a bearer token is. The API server made it, and the test does
-// not check that.
+// audienceOf returns the node for whose agent a bearer token is. The API server made it, and the
+// test does not check that.
 func audienceOf(header string) (node string, err error) {
 	parts := strings.Split(strings.TrimPrefix(header, "Bearer "), ".")
 	if len(parts) != 3 {

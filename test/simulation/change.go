@@ -103,8 +103,9 @@ func (w *World) Cordon(node string, unschedulable bool) {
 	w.Followed()
 }
 
-// Followed waits, in virtual time, until all programs and controllers know all changes: time passes when all of them
-// wait. No user acts within the same nanosecond. Tests on real API servers wait for effects.
+// Followed waits, in virtual time, until all programs and controllers know all changes: time passes
+// when all of them wait. No user acts within the same nanosecond. Tests on real API servers wait
+// for effects.
 func (w *World) Followed() {
 	if w.virtual != nil {
 		<-time.After(time.Nanosecond)

@@ -16,8 +16,8 @@ import (
 // come before old ones are gone.
 const lingering = 300 * time.Millisecond
 
-// Kubelet starts the kubelets of all nodes, and agents that answer for these. A broken promise fails the
-// test. Pods that are to be deleted and that linger, the test must end.
+// Kubelet starts the kubelets of all nodes, and agents that answer for these. A broken promise
+// fails the test. Pods that are to be deleted and that linger, the test must end.
 func (w *World) Kubelet(lingers ...func(*v1.Pod) bool) {
 	w.T.Helper()
 	w.strictKubelet(kubelet.Options{Lingers: func(pod *v1.Pod) bool {

@@ -19,8 +19,9 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// installed returns a backup of an API server to which the manifests were applied. Worlds begin with it: an API server
-// without any objects makes its own first, and each object of the manifests is one more request.
+// installed returns a backup of an API server to which the manifests were applied. Worlds begin
+// with it: an API server without any objects makes its own first, and each object of the manifests
+// is one more request.
 var installed = sync.OnceValues(func() (file string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -55,7 +56,8 @@ func (w *World) Kustomized(namespace string) []byte {
 	return w.Kustomize("namespace: " + namespace + "\nresources: [" + filepath.Join(root, "manifests") + "]\n")
 }
 
-// Kustomize returns the objects that `kubectl apply -k` applies of a kustomization, which names folders by their absolute paths.
+// Kustomize returns the objects that `kubectl apply -k` applies of a kustomization, which names
+// folders by their absolute paths.
 func (w *World) Kustomize(kustomization string) []byte {
 	w.T.Helper()
 	bin, err := lab.BinDir()

@@ -13,8 +13,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// HoldMany makes n addresses that are held, 900 in each of pools pool-0, pool-1, … of 1,000 addresses: 10.1.0.1, 10.1.0.2, …
-// of pods web-0-0, web-0-1, … of StatefulSet web-0, on nodes node-0 to node-199, which are no objects.
+// HoldMany makes n addresses that are held, 900 in each of pools pool-0, pool-1, … of 1,000
+// addresses: 10.1.0.1, 10.1.0.2, … of pods web-0-0, web-0-1, … of StatefulSet web-0, on nodes
+// node-0 to node-199, which are no objects.
 func (w *World) HoldMany(n int) {
 	w.T.Helper()
 	const each = 900

@@ -105,7 +105,8 @@ func (w *World) Controller(flags ...string) *Instance {
 	return w.start(proxy, "berth-controller", flags...)
 }
 
-// FailoverRights gives berth-failover the rights that it has with the chart, and with a fencer at an address; empty: without one.
+// FailoverRights gives berth-failover the rights that it has with the chart, and with a fencer at
+// an address; empty: without one.
 func (w *World) FailoverRights(fencer string) {
 	w.T.Helper()
 	objects := slices.DeleteFunc(w.Chart(map[string]any{"failover": map[string]any{"enabled": true, "fencer": map[string]any{"address": fencer}}}), func(o *unstructured.Unstructured) bool {
@@ -266,8 +267,8 @@ func (w *World) whileCRDsEnd(c proxy.Call) bool {
 	return c.At.After(w.CRDsDeleted) && c.At.Before(w.CRDsGone) && c.Method == http.MethodPost && strings.HasPrefix(c.Path, "/apis/berth.dev/")
 }
 
-// WhileRestored says of a refused request that the API server, which just starts, refuses it to everybody: it does
-// not know roles yet.
+// WhileRestored says of a refused request that the API server, which just starts, refuses it to
+// everybody: it does not know roles yet.
 func (w *World) WhileRestored(c proxy.Call) bool {
 	return c.At.After(w.restoring) && c.At.Before(w.restored)
 }

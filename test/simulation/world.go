@@ -65,7 +65,8 @@ type World struct {
 	ControlPlane *lab.ControlPlane
 	// Carried are the addresses that a node's agent says it carries; nil: the ones of live pods.
 	Carried func(node string) ([]netip.Addr, error)
-	// Witnessed is what agents say of another node; nil: they do not answer. It is set before there are agents.
+	// Witnessed is what agents say of another node; nil: they do not answer. It is set before there
+	// are agents.
 	Witnessed func(node string) inquiry.Testimony
 	System    string       // the namespace that Berth is installed in
 	Config    *rest.Config // an administrator's
@@ -205,7 +206,8 @@ func Start(t testing.TB, options lab.ControlPlaneOptions, nodes int) *World {
 	return w
 }
 
-// Restore brings the API server back to a backup. Nobody may look at the world meanwhile but programs.
+// Restore brings the API server back to a backup. Nobody may look at the world meanwhile but
+// programs.
 func (w *World) Restore(backup string) {
 	w.T.Helper()
 	w.restoring = time.Now()
@@ -222,7 +224,8 @@ func (w *World) On(t testing.TB) *World {
 	return &of
 }
 
-// Case runs a part of a test: a subtest, or in a bubble, which has none, a part whose complaints begin with its name.
+// Case runs a part of a test: a subtest, or in a bubble, which has none, a part whose complaints
+// begin with its name.
 func (w *World) Case(name string, test func(w *World)) {
 	w.T.Helper()
 	if t, is := w.T.(*testing.T); is && w.virtual == nil {
@@ -256,8 +259,8 @@ func (w *World) Eventually(what string, check func() error) {
 	}
 }
 
-// Unbind deletes the binding of a policy, as an administrator does who means what it refuses. The API server
-// enforces it for a moment more.
+// Unbind deletes the binding of a policy, as an administrator does who means what it refuses. The
+// API server enforces it for a moment more.
 func (w *World) Unbind(policy string) {
 	w.T.Helper()
 	if err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, policy, metav1.DeleteOptions{}); err != nil {
@@ -283,7 +286,8 @@ func (w *World) objects() string {
 	return text.String()
 }
 
-// Try looks until check is content or patience is over. What the test does next, it does when all have followed.
+// Try looks until check is content or patience is over. What the test does next, it does when all
+// have followed.
 func (w *World) Try(check func() error) error {
 	ctx, cancel := w.patient()
 	defer cancel()

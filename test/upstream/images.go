@@ -26,7 +26,8 @@ var agnhost = image.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"paus
 // Images are some of upstream's, with what they run. All have the same files.
 type Images map[string]image.Config
 
-// The images that the cases of suites need. The one of network-policy-api's is in its base/manifests.yaml.
+// The images that the cases of suites need. The one of network-policy-api's is in its
+// base/manifests.yaml.
 var (
 	NetpolImages           = Images{imageutils.GetE2EImage(imageutils.Agnhost): agnhost}
 	NetworkPolicyAPIImages = Images{"registry.k8s.io/e2e-test-images/agnhost:2.45": agnhost}
@@ -41,8 +42,9 @@ var (
 	}
 )
 
-// packages are Debian's: what upstream's images have beside their programs, and nginx. The shell is bash: Debian's busybox would
-// call its own nc and not the one that cases expect, and dash drops variables whose names have dashes, which ConfigMaps have.
+// packages are Debian's: what upstream's images have beside their programs, and nginx. The shell is
+// bash: Debian's busybox would call its own nc and not the one that cases expect, and dash drops
+// variables whose names have dashes, which ConfigMaps have.
 var packages = []string{"bash", "bind9-dnsutils", "busybox-static", "curl", "libc-bin", "netcat-openbsd", "nginx"}
 
 // Load makes the images and loads them into the nodes.
@@ -148,7 +150,8 @@ func installRoot(ctx context.Context, root string) error {
 	return os.WriteFile(filepath.Join(root, "etc/group"), []byte("root:x:0:\nwww-data:x:33:\n"), 0o644)
 }
 
-// NetworkPolicyAPIDefinition returns the file with the definition of ClusterNetworkPolicies that has all features.
+// NetworkPolicyAPIDefinition returns the file with the definition of ClusterNetworkPolicies that
+// has all features.
 func NetworkPolicyAPIDefinition(ctx context.Context) (string, error) {
 	dir, err := moduleDir(ctx, "sigs.k8s.io/network-policy-api")
 	return filepath.Join(dir, "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml"), err

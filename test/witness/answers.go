@@ -28,9 +28,10 @@ const askEvery = 100 * time.Millisecond
 // listening is how long the kernel waits for a frame before its reader looks whether it is to end.
 const listening = 100 * time.Millisecond
 
-// Answers are the answers that nodes give the client host, which asks ten times a second by ARP or neighbour solicitation
-// who has each of some addresses, as if it had never heard of them. They are told apart by the ports of the switch that
-// they come in by, so that also nodes whose pods have the same MAC address are. Safe for concurrent use.
+// Answers are the answers that nodes give the client host, which asks ten times a second by ARP or
+// neighbour solicitation who has each of some addresses, as if it had never heard of them. They are
+// told apart by the ports of the switch that they come in by, so that also nodes whose pods have
+// the same MAC address are. Safe for concurrent use.
 type Answers struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -100,8 +101,8 @@ func (a *Answers) Stop() error {
 	return a.err
 }
 
-// Turns returns which nodes have answered for an address, in the order of their answers. A node that answers beside another
-// one has several.
+// Turns returns which nodes have answered for an address, in the order of their answers. A node
+// that answers beside another one has several.
 func (a *Answers) Turns(address string) []Turn {
 	addr, err := netip.ParseAddr(address)
 	if err != nil {
@@ -180,7 +181,8 @@ func (a *Answers) ask(ctx context.Context, client *asker) error {
 	}
 }
 
-// listen notes, in the switch's namespace, the answers to mac until ctx ends. It closes ready when it hears.
+// listen notes, in the switch's namespace, the answers to mac until ctx ends. It closes ready when
+// it hears.
 func (a *Answers) listen(ctx context.Context, mac net.HardwareAddr, ready chan<- struct{}) error {
 	// Only a socket for all protocols gets what a bridge takes from its ports.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(bits.ReverseBytes16(unix.ETH_P_ALL)))
@@ -231,8 +233,8 @@ func answerIn(f []byte) (address netip.Addr, to net.HardwareAddr, ok bool) {
 	return advertisement.Target, f[:6], true
 }
 
-// filterAnswers has a packet socket get ARP and ICMPv6 alone, and nothing that leaves by a port: a frame comes in once, and
-// may leave by several ports.
+// filterAnswers has a packet socket get ARP and ICMPv6 alone, and nothing that leaves by a port: a
+// frame comes in once, and may leave by several ports.
 func filterAnswers(fd int) error {
 	const (
 		etherType  = 12
@@ -300,7 +302,8 @@ func openAsker(host *lab.Host) (*asker, error) {
 
 func (c *asker) close() error { return unix.Close(c.fd) }
 
-// question returns the frame by which a host asks all others who has an address of one of its subnets.
+// question returns the frame by which a host asks all others who has an address of one of its
+// subnets.
 func (c *asker) question(target netip.Addr) ([]byte, error) {
 	for _, own := range c.own {
 		switch {
@@ -314,7 +317,8 @@ func (c *asker) question(target netip.Addr) ([]byte, error) {
 	return nil, fmt.Errorf("%s is in no subnet of the client host", target)
 }
 
-// solicitation returns the neighbour solicitation to all that may have an address (RFC 4861, section 7.2.2).
+// solicitation returns the neighbour solicitation to all that may have an address (RFC 4861,
+// section 7.2.2).
 func solicitation(mac net.HardwareAddr, source, target netip.Addr) []byte {
 	tgt := target.As16()
 	group := [16]byte{0xff, 0x02, 11: 0x01, 12: 0xff, 13: tgt[13], 14: tgt[14], 15: tgt[15]}

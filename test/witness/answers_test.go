@@ -12,7 +12,8 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// A node that answers beside another one has two turns, and one whose address nobody asks for has none.
+// A node that answers beside another one has two turns, and one whose address nobody asks for has
+// none.
 func TestTurns(t *testing.T) {
 	asked, other := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6")
 	a := &Answers{asked: map[netip.Addr]int{asked: 1}, turns: map[netip.Addr][]Turn{}}

@@ -39,7 +39,8 @@ func certify(t testing.TB, a *agentca.Authority, node answering.Node) (*x509.Cer
 	return certificates[0], key
 }
 
-// codec returns a node's codec, which believes the authorities. The first one has signed its own certificate.
+// codec returns a node's codec, which believes the authorities. The first one has signed its own
+// certificate.
 func codec(t testing.TB, node answering.Node, authorities ...*agentca.Authority) *Codec {
 	t.Helper()
 	identity, err := NewIdentity(certify(t, authorities[0], node))

@@ -87,8 +87,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// Messages are in as many datagrams as their number and their length need. The longest name of a node, to another such, leaves
-// room for some.
+// Messages are in as many datagrams as their number and their length need. The longest name of a
+// node, to another such, leaves room for some.
 func TestMany(t *testing.T) {
 	a := authority(t)
 	usual := answering.Node{Name: "worker-0001.example.com", UID: "00000000-0000-0000-0000-000000000001"}
@@ -144,8 +144,8 @@ func TestAuthorities(t *testing.T) {
 	}
 }
 
-// A certificate that has ended is refused, also of a sender that was known, and only by the end: a node whose clock is behind, by
-// more than the certificate's own allowance, hears the others.
+// A certificate that has ended is refused, also of a sender that was known, and only by the end: a
+// node whose clock is behind, by more than the certificate's own allowance, hears the others.
 func TestTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		behind := authority(t)
@@ -176,8 +176,8 @@ func TestTimes(t *testing.T) {
 	})
 }
 
-// What a node says is its own: a host or another node that repeats its certificate has not its key, and no certificate of an
-// authority, of another use, key or without a name, is a sender's.
+// What a node says is its own: a host or another node that repeats its certificate has not its key,
+// and no certificate of an authority, of another use, key or without a name, is a sender's.
 func TestForgedSenders(t *testing.T) {
 	a := authority(t)
 	reader, own := codec(t, node2, a), codec(t, node1, a)
@@ -238,8 +238,9 @@ func TestForgedSenders(t *testing.T) {
 	}
 }
 
-// Strangers cost no more than the limiter allows, whether they invent certificates or repeat a node's; who is known is heard all the
-// while, and one in whose name they spoke when the limiter allows it. The senders that are known are bounded.
+// Strangers cost no more than the limiter allows, whether they invent certificates or repeat a
+// node's; who is known is heard all the while, and one in whose name they spoke when the limiter
+// allows it. The senders that are known are bounded.
 func TestStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := authority(t)
@@ -386,8 +387,8 @@ func TestCannotEncode(t *testing.T) {
 	}
 }
 
-// FuzzDecode signs bytes, so that all of Decode is reached: it never panics, and messages that it returns
-// are the same when they are encoded and decoded again.
+// FuzzDecode signs bytes, so that all of Decode is reached: it never panics, and messages that it
+// returns are the same when they are encoded and decoded again.
 func FuzzDecode(f *testing.F) {
 	c := codec(f, node1, authority(f))
 	head := binary.BigEndian.AppendUint16([]byte(magic), uint16(len(c.own.certificate)))
@@ -431,7 +432,8 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// Nobody looks who has signed messages that are not wanted; one that is wanted has all of its datagram read.
+// Nobody looks who has signed messages that are not wanted; one that is wanted has all of its
+// datagram read.
 func TestWanted(t *testing.T) {
 	a, stranger := authority(t), authority(t)
 	reader := codec(t, node2, a)

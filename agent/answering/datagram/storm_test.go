@@ -134,8 +134,9 @@ func (n *stormNode) open() (count int) {
 	return count
 }
 
-// BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it decodes a datagram with 30 assertions, of which it
-// wants one or none, or a hello, and steps its machine.
+// BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it
+// decodes a datagram with 30 assertions, of which it wants one or none, or a hello, and steps its
+// machine.
 func BenchmarkHeard(b *testing.B) {
 	all := authority(b)
 	receiver := codec(b, stormName(0), all)
@@ -175,8 +176,9 @@ func BenchmarkHeard(b *testing.B) {
 	}
 }
 
-// TestStorm prints what a node with 30 addresses, which knows the other nodes, sends in a minute of peace, and in the seconds after the carriers of all
-// are back: the mean of some nodes. In peace that is two datagrams a minute, whatever the others do. Without the API server the nodes ask at
+// TestStorm prints what a node with 30 addresses, which knows the other nodes, sends in a minute of
+// peace, and in the seconds after the carriers of all are back: the mean of some nodes. In peace
+// that is two datagrams a minute, whatever the others do. Without the API server the nodes ask at
 // different times, and all addresses are open within a minute.
 func TestStorm(t *testing.T) {
 	const some, segment = 50, 100_000
@@ -222,8 +224,9 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// BenchmarkDecode is the cost of a hello by who sends it: a known node, one that was not heard yet, a stranger with a certificate of its own,
-// one with a node's, and a sender for whom the limiter has nothing left.
+// BenchmarkDecode is the cost of a hello by who sends it: a known node, one that was not heard yet,
+// a stranger with a certificate of its own, one with a node's, and a sender for whom the limiter
+// has nothing left.
 func BenchmarkDecode(b *testing.B) {
 	all := authority(b)
 	hello := func(c *Codec) []byte {

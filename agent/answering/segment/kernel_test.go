@@ -166,8 +166,8 @@ func meet(t *testing.T, s1, s2 *station) {
 	}
 }
 
-// hears fails the test where the next messages are others, beside the ones of meet. Frames of a sender arrive in their order, so
-// a message that came before a wanted one is seen.
+// hears fails the test where the next messages are others, beside the ones of meet. Frames of a
+// sender arrive in their order, so a message that came before a wanted one is seen.
 func (s *station) hears(want ...answering.Message) {
 	s.t.Helper()
 	for _, w := range want {
@@ -207,8 +207,8 @@ func pair(t *testing.T) (w *netnstest.Wire, a, b *netnstest.Host) {
 	return w, a, b
 }
 
-// Two nodes hear each other's messages, in their order, however many, and not their own, also where a switch sends a frame
-// back to its port.
+// Two nodes hear each other's messages, in their order, however many, and not their own, also where
+// a switch sends a frame back to its port.
 func TestMessages(t *testing.T) {
 	_, a, b := pair(t)
 	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
@@ -232,7 +232,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// The bytes on the wire, from a node with an address on the link, with one elsewhere, and with none.
+// The bytes on the wire, from a node with an address on the link, with one elsewhere, and with
+// none.
 func TestFrame(t *testing.T) {
 	_, a, b := pair(t)
 	a.IP("link", "set", "eth0", "address", "02:00:00:00:00:01")
@@ -289,8 +290,8 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A datagram of another cluster, or of nobody, is counted, and not heard; without a codec nothing is. A clone of a cluster has another
-// authority.
+// A datagram of another cluster, or of nobody, is counted, and not heard; without a codec nothing
+// is. A clone of a cluster has another authority.
 func TestRefused(t *testing.T) {
 	_, a, b := pair(t)
 	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
@@ -348,8 +349,8 @@ func strict(t *testing.T, h *netnstest.Host, hooks []string, links ...string) {
 	}
 }
 
-// Nodes hear each other on a link without any address, a VLAN's or a bridge's, whatever their firewalls and their reverse
-// path filters are. A VLAN's messages are not heard outside of it.
+// Nodes hear each other on a link without any address, a VLAN's or a bridge's, whatever their
+// firewalls and their reverse path filters are. A VLAN's messages are not heard outside of it.
 func TestFirewalls(t *testing.T) {
 	for _, kind := range []string{"ethernet", "bridge", "vlan", "bond"} {
 		t.Run(kind, func(t *testing.T) {
@@ -414,7 +415,8 @@ func answersFor(t *testing.T, node *netnstest.Host, link string) {
 	})
 }
 
-// A question is answered by a node that answers by proxy, and by a host, with their MACs; the node does not hear itself.
+// A question is answered by a node that answers by proxy, and by a host, with their MACs; the node
+// does not hear itself.
 func TestQuestion(t *testing.T) {
 	netnstest.Need(t)
 	w, a, b := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t)
@@ -449,7 +451,8 @@ func TestQuestion(t *testing.T) {
 	}
 }
 
-// Also where the pool's link has no address, so that the sender is another link's, and the reverse path filter is strict.
+// Also where the pool's link has no address, so that the sender is another link's, and the reverse
+// path filter is strict.
 func TestQuestionWithoutAddress(t *testing.T) {
 	netnstest.Need(t)
 	between, pools, a, b := netnstest.NewWire(t), netnstest.NewWire(t), netnstest.New(t), netnstest.New(t)
@@ -476,7 +479,8 @@ func TestQuestionWithoutAddress(t *testing.T) {
 	})
 }
 
-// A link that goes down and comes up again is heard; what cannot be asked is an error, and keeps nothing else from it.
+// A link that goes down and comes up again is heard; what cannot be asked is an error, and keeps
+// nothing else from it.
 func TestLinks(t *testing.T) {
 	w, a, b := pair(t)
 	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)

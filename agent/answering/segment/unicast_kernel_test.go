@@ -41,8 +41,8 @@ func (s *station) listen(own netip.Addr) (u *Unicast, heard <-chan answering.Mes
 	return u, all
 }
 
-// A node that is cut off from the segment, and has another network, hears the messages to it and replies, as soon as both nodes
-// have heard each other. Nobody else's messages are heard there.
+// A node that is cut off from the segment, and has another network, hears the messages to it and
+// replies, as soon as both nodes have heard each other. Nobody else's messages are heard there.
 func TestUnicast(t *testing.T) {
 	for family, network := range map[string][2]string{"IPv4": {"10.0.61.11/24", "10.0.61.12/24"}, "IPv6": {"2001:db8:61::11/64", "2001:db8:61::12/64"}} {
 		t.Run(family, func(t *testing.T) {
@@ -114,8 +114,8 @@ func TestUnicast(t *testing.T) {
 	}
 }
 
-// A datagram to a node that is off does not keep the others waiting: the kernel asks for the node's MAC for seconds, and the socket's
-// buffer is full before.
+// A datagram to a node that is off does not keep the others waiting: the kernel asks for the node's
+// MAC for seconds, and the socket's buffer is full before.
 func TestUnicastToDeadNode(t *testing.T) {
 	_, a, _ := pair(t)
 	s := join(t, a, "eth0", node1)

@@ -60,9 +60,8 @@ func testApply(t *testing.T, b backend) {
 	check(false, false)
 }
 
-// Counters go on through changes, and with backends that keep them through replacements by processes that know
-// nothing of each other, and
-// go with the last rule that names them.
+// Counters go on through changes, and with backends that keep them through replacements by
+// processes that know nothing of each other, and go with the last rule that names them.
 func TestCounters(t *testing.T) { forEach(t, testCounters) }
 
 func testCounters(t *testing.T, b backend) {

@@ -52,8 +52,8 @@ type traffic struct {
 	done            sync.WaitGroup
 }
 
-// floodPause is the wait between two datagrams of a flow: some in the millisecond of a transaction, and not so many that they leave the
-// transactions no processor.
+// floodPause is the wait between two datagrams of a flow: some in the millisecond of a transaction,
+// and not so many that they leave the transactions no processor.
 const floodPause = 100 * time.Microsecond
 
 // flood sends to a denied port, and to an allowed one as fast as its packets arrive.
@@ -132,8 +132,8 @@ func (f *traffic) end() int64 {
 	return leaked
 }
 
-// During any change or replacement, no packet passes that rulesettest.Both the old and the new rules drop,
-// and none is lost that rulesettest.Both accept.
+// During any change or replacement, no packet passes that rulesettest.Both the old and the new
+// rules drop, and none is lost that rulesettest.Both accept.
 func TestAtomic(t *testing.T) { forEach(t, testAtomic) }
 
 func testAtomic(t *testing.T, b backend) {
@@ -256,7 +256,8 @@ func testThreads(t *testing.T, b backend) {
 	}
 }
 
-// A pod that moves between chains, while there are few of them or many, is in some chain all the time.
+// A pod that moves between chains, while there are few of them or many, is in some chain all the
+// time.
 func TestAtomicMoves(t *testing.T) { forEach(t, testAtomicMoves) }
 
 func testAtomicMoves(t *testing.T, b backend) {
@@ -271,8 +272,8 @@ func testAtomicMoves(t *testing.T, b backend) {
 	}
 }
 
-// movedTo returns the isolated ruleset with the server in a chain of another name, beside other pods with chains of
-// their own.
+// movedTo returns the isolated ruleset with the server in a chain of another name, beside other
+// pods with chains of their own.
 func movedTo(name string, others int) *ruleset.Ruleset {
 	rs := rulesettest.Isolated()
 	rs = rulesettest.With(rs, rulesettest.Chain(name, ruleset.NoHook, rs.Chains["i-server"].Rules...))

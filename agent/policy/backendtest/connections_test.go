@@ -29,7 +29,8 @@ func locals() map[netip.Addr]string {
 	return all
 }
 
-// end has connections ended, of which there must be so many, and so many together with those that were before.
+// end has connections ended, of which there must be so many, and so many together with those that
+// were before.
 func (w *topology) end(want, wantAll int) {
 	w.t.Helper()
 	ended, all, err := w.table.EndConnections(w.t.Context(), w.applied, locals())
@@ -166,7 +167,8 @@ func testPickUp(t *testing.T, b backend) {
 				if read(brief) == nil {
 					t.Error("the client got what the server sent after the end of the connection")
 				}
-				// Where the kernel has forgotten the connection, the server's packets begin one that is allowed.
+				// Where the kernel has forgotten the connection, the server's packets begin one that is
+				// allowed.
 				for _, f := range w.flows() {
 					if f.Reply.Source == at {
 						w.node.Run(func() error { return conntrack.End(f) })

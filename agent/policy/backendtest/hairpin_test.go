@@ -16,8 +16,8 @@ import (
 // services lead to the server, by family.
 var services = map[ruleset.Family]string{ruleset.IPv4: "10.96.0.1", ruleset.IPv6: "fd00:96::1"}
 
-// A pod with a link of its own calls itself through a Service, and nobody else reaches it by its address: not by
-// another link, and not where the pod has no element.
+// A pod with a link of its own calls itself through a Service, and nobody else reaches it by its
+// address: not by another link, and not where the pod has no element.
 func TestHairpin(t *testing.T) { forEach(t, testHairpin) }
 
 func testHairpin(t *testing.T, b backend) {

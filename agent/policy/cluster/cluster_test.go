@@ -399,7 +399,8 @@ func TestHeld(t *testing.T) {
 	})
 }
 
-// Nodes are known with their labels and IP addresses while a policy names nodes as peers, and not before.
+// Nodes are known with their labels and IP addresses while a policy names nodes as peers, and not
+// before.
 func TestNodes(t *testing.T) {
 	run(t, func(w *fakeCluster) {
 		w.definitions.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: DefinitionName}})
@@ -466,7 +467,8 @@ func floatingIP(address, pod, uid string) *v1alpha1.FloatingIP {
 	return ip
 }
 
-// A pod has the addresses of its status and the floating IPs that name its UID: of several pools, and before the kubelet tells its status.
+// A pod has the addresses of its status and the floating IPs that name its UID: of several pools,
+// and before the kubelet tells its status.
 func TestFloatingIPs(t *testing.T) {
 	run(t, func(w *fakeCluster) {
 		w.twoNodes()
@@ -522,7 +524,8 @@ func TestFloatingIPs(t *testing.T) {
 	})
 }
 
-// A policy with peers waits for the FloatingIPs, too: else it would keep pods out by addresses that are not known yet.
+// A policy with peers waits for the FloatingIPs, too: else it would keep pods out by addresses that
+// are not known yet.
 func TestPolicyWaitsForFloatingIPs(t *testing.T) {
 	run(t, func(w *fakeCluster) {
 		w.twoNodes()
@@ -664,8 +667,8 @@ func TestInstalledLater(t *testing.T) {
 	})
 }
 
-// ClusterNetworkPolicies that are known stay while their definition exists and the API server does not serve
-// them, which is told; an agent that begins then does not take them for none.
+// ClusterNetworkPolicies that are known stay while their definition exists and the API server does
+// not serve them, which is told; an agent that begins then does not take them for none.
 func TestNotServed(t *testing.T) {
 	run(t, func(w *fakeCluster) {
 		w.twoNodes()

@@ -14,8 +14,9 @@ import (
 	"github.com/berth-dev/berth/cni/conntrack"
 )
 
-// A socket that listens shows for certain which side began: a connection that the kernel took up the other way round is
-// replaced in any case, and on the word of another socket only where that was asked for.
+// A socket that listens shows for certain which side began: a connection that the kernel took up
+// the other way round is replaced in any case, and on the word of another socket only where that
+// was asked for.
 func TestAdopt(t *testing.T) {
 	netnstest.Need(t)
 	client, server := netip.MustParseAddrPort("10.0.1.2:40000"), netip.MustParseAddrPort("10.0.2.2:80")

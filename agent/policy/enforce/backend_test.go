@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// The node's own programs decide where nobody asks for a backend, and a backend that cannot work is no choice.
+// The node's own programs decide where nobody asks for a backend, and a backend that cannot work is
+// no choice.
 func TestChooseBackend(t *testing.T) {
 	const missing = "look for the program ipset: not found"
 	for name, tc := range map[string]struct {
@@ -94,8 +95,8 @@ func hasRulesOf(t *testing.T, pod *netnstest.Host, b Backend) bool {
 	return strings.Contains(out, "berth-policy") || strings.Contains(out, "BERTH-")
 }
 
-// An ADD of a pod with a link of its own and a combination of policies that another pod has changes no rule: a
-// process for each family, which takes longer the more rules there are, is not run.
+// An ADD of a pod with a link of its own and a combination of policies that another pod has changes
+// no rule: a process for each family, which takes longer the more rules there are, is not run.
 func TestNoRestore(t *testing.T) {
 	for _, b := range []Backend{BackendIPTablesNFT, BackendIPTablesLegacy} {
 		t.Run(string(b), func(t *testing.T) {

@@ -119,7 +119,8 @@ func TestForgedSource(t *testing.T) {
 	}
 }
 
-// A virtual machine behind a port of a bridge has the pod's address, which no interface of the pod has.
+// A virtual machine behind a port of a bridge has the pod's address, which no interface of the pod
+// has.
 func TestVirtualMachine(t *testing.T) {
 	w := newTopology(t)
 	vm, friend, other := w.newPod("vm", "10.244.0.11"), w.newPod("friend", "10.244.0.12"), w.newPod("other", "10.244.0.13")

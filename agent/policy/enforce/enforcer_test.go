@@ -68,8 +68,8 @@ func TestLocals(t *testing.T) {
 	}
 }
 
-// A pod without a container counts by its status in the API until the agent knows a container of it;
-// afterwards its status does not count, also when the container is gone.
+// A pod without a container counts by its status in the API until the agent knows a container of
+// it; afterwards its status does not count, also when the container is gone.
 func TestUnrecorded(t *testing.T) {
 	lost := api.Pod{Namespace: "shop", Name: "lost", UID: "3"}
 	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: NewKernel("", nil)})
@@ -91,8 +91,8 @@ func TestUnrecorded(t *testing.T) {
 	}
 }
 
-// Trace names the deciding policy and rule, and the rules of the kernel; rules in force are shown and
-// counted.
+// Trace names the deciding policy and rule, and the rules of the kernel; rules in force are shown
+// and counted.
 func TestTraceAndShow(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t)
@@ -295,7 +295,8 @@ func TestListDuringADD(t *testing.T) {
 	if e.list([]Container{c}); has() != 1 || e.containers[c.ID].phase != listed {
 		t.Errorf("after the ADD: %+v", e.containers[c.ID])
 	}
-	// A second ADD of the container begins after the listing began, and may end before the listing ends.
+	// A second ADD of the container begins after the listing began, and may end before the listing
+	// ends.
 	for _, ends := range []bool{false, true} {
 		e.settle()
 		e.note(c, nil)

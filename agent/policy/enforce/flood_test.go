@@ -17,7 +17,8 @@ import (
 
 const discard = 9
 
-// flood sends datagrams until the test ends, and counts the datagrams that the kernel took or refused.
+// flood sends datagrams until the test ends, and counts the datagrams that the kernel took or
+// refused.
 func flood(t *testing.T, from *netnstest.Host, to string) *atomic.Int64 {
 	t.Helper()
 	var socket net.PacketConn
@@ -61,8 +62,8 @@ func hear(t *testing.T, h *netnstest.Host) *atomic.Int64 {
 	return &came
 }
 
-// Nothing comes to an isolated pod from before its ADD, and nothing from it from the end of its ADD on,
-// while the agent lists its containers all the time.
+// Nothing comes to an isolated pod from before its ADD, and nothing from it from the end of its ADD
+// on, while the agent lists its containers all the time.
 func TestFlood(t *testing.T) {
 	for kind, addresses := range map[string][2]string{
 		"routed": {"10.1.0.1", "10.1.0.2"}, "bridge": {"10.244.0.11", "10.244.0.12"}, "macvlan": {"10.0.60.21", "10.0.60.22"},

@@ -64,8 +64,8 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// A host of the network does not reach an isolated pod by packets that look as if they were of the pod's link, or of
-// the pod itself.
+// A host of the network does not reach an isolated pod by packets that look as if they were of the
+// pod's link, or of the pod itself.
 func TestForgedPackets(t *testing.T) {
 	w := newTopology(t)
 	outside := netnstest.New(t)

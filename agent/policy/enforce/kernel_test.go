@@ -417,8 +417,8 @@ func (w *topology) unset(p *networkingv1.NetworkPolicy) {
 	w.cluster.Do(func() { w.cluster.sink.DeleteNetworkPolicy(p.Namespace, p.Name) })
 }
 
-// applies returns whether the rules of policies apply in a namespace. A new table has its sets and chains first, and
-// its hooks after them.
+// applies returns whether the rules of policies apply in a namespace. A new table has its sets and
+// chains first, and its hooks after them.
 func (w *topology) applies(h *netnstest.Host) bool {
 	w.t.Helper()
 	return w.has(h) && strings.Contains(mustNFT(w.t, h), " hook ")
@@ -504,8 +504,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// A packet that passed the node before its rules were known, and that waited for the pod's link-layer address
-// until they were in the kernel, does not come to the pod.
+// A packet that passed the node before its rules were known, and that waited for the pod's
+// link-layer address until they were in the kernel, does not come to the pod.
 func TestPacketsThatWait(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "not governed": false} {
 		t.Run(name, func(t *testing.T) {
@@ -547,8 +547,8 @@ func TestPacketsThatWait(t *testing.T) {
 	}
 }
 
-// Packets that the node sends for others, as kube-proxy does in mode ipvs, are judged by the pods at their
-// ends; the node's own packets always arrive.
+// Packets that the node sends for others, as kube-proxy does in mode ipvs, are judged by the pods
+// at their ends; the node's own packets always arrive.
 func TestPacketsThatTheNodeSends(t *testing.T) {
 	w := newTopology(t)
 	egress := allow("web", "web")
@@ -722,7 +722,8 @@ func TestConnectionsWhileRulesAreGone(t *testing.T) {
 	}
 }
 
-// The first policy of a node covers the node's own addresses from the first moment: they are known before any policy.
+// The first policy of a node covers the node's own addresses from the first moment: they are known
+// before any policy.
 func TestNodeAddressesBeforePolicies(t *testing.T) {
 	for _, b := range []Backend{BackendNFTables, BackendIPTablesNFT} {
 		t.Run(string(b), func(t *testing.T) {
@@ -761,8 +762,8 @@ func TestNodeAddressesBeforePolicies(t *testing.T) {
 	}
 }
 
-// A policy that comes after the ADD of a pod that is not on the node's path is in its namespace at once,
-// and one that goes while a pod is attached leaves its gate open.
+// A policy that comes after the ADD of a pod that is not on the node's path is in its namespace at
+// once, and one that goes while a pod is attached leaves its gate open.
 func TestPolicyComesAndGoesWithADD(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t)
@@ -857,7 +858,8 @@ func TestConnectionsOfPredecessor(t *testing.T) {
 	}
 }
 
-// Nothing comes in by an interface that is made again before the policies hold for it, while connections by the pod's other one go on.
+// Nothing comes in by an interface that is made again before the policies hold for it, while
+// connections by the pod's other one go on.
 func TestRemade(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t)
@@ -922,8 +924,8 @@ func TestRemade(t *testing.T) {
 	}
 }
 
-// Pods on one bridge do not reach each other past their policies by the addresses that the kernel gives
-// their links, nor by one that a router announced.
+// Pods on one bridge do not reach each other past their policies by the addresses that the kernel
+// gives their links, nor by one that a router announced.
 func TestLinkLocal(t *testing.T) {
 	w := newTopology(t)
 	db, other := w.newPod("db", "10.244.0.11"), w.newPod("other", "10.244.0.12")
@@ -953,7 +955,8 @@ func TestLinkLocal(t *testing.T) {
 	w.eventually("other reaches db at its own address", func() bool { return reaches(other.Host, db) })
 }
 
-// A change that the kernel refuses fails the ADD, is shown, and is tried again; pods keep the old rules.
+// A change that the kernel refuses fails the ADD, is shown, and is tried again; pods keep the old
+// rules.
 func TestRefused(t *testing.T) {
 	w := newTopology(t)
 	w.end()
@@ -993,8 +996,8 @@ func TestRefused(t *testing.T) {
 	w.eventually("the agent is ready", func() bool { return w.enforcer.Ready() == nil && len(w.enforcer.Inspect().Failures) == 0 })
 }
 
-// An agent whose records were lost enforces for the pods that the API shows, and the rules stand until it
-// knows them; one that starts without policies leaves none.
+// An agent whose records were lost enforces for the pods that the API shows, and the rules stand
+// until it knows them; one that starts without policies leaves none.
 func TestLostRecords(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t)
@@ -1048,8 +1051,8 @@ func TestLostRecords(t *testing.T) {
 	}
 }
 
-// The rules of a direct pod stand while the agent cannot find out where the pod's packets can be seen, as after a
-// restart; it says so, and looks again soon.
+// The rules of a direct pod stand while the agent cannot find out where the pod's packets can be
+// seen, as after a restart; it says so, and looks again soon.
 func TestPlaceNotFound(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t)
@@ -1104,8 +1107,8 @@ func TestPlaceNotFound(t *testing.T) {
 	within(t, 10*time.Second, "the policies of all pods are enforced", func() bool { return len(w.enforcer.Inspect().Unenforced) == 0 })
 }
 
-// A host that sends from the node's address does not reach a direct pod that has an interface to its node; the
-// node does, also by connections that are older than a policy.
+// A host that sends from the node's address does not reach a direct pod that has an interface to
+// its node; the node does, also by connections that are older than a policy.
 func TestHostWithNodeAddress(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t)
@@ -1172,8 +1175,9 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// A connection that begins while the sockets of its pods are looked at ends where a later policy forbids it, also where
-// its server listens no more when it is looked at, so that it looks as if the server had begun it.
+// A connection that begins while the sockets of its pods are looked at ends where a later policy
+// forbids it, also where its server listens no more when it is looked at, so that it looks as if
+// the server had begun it.
 func TestConnectionDuringLook(t *testing.T) {
 	w := newTopology(t)
 	w.end()
@@ -1220,7 +1224,8 @@ func TestConnectionDuringLook(t *testing.T) {
 	w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
 }
 
-// A connection that policies begin to forbid ends also while the ports of a bridge cannot be guarded.
+// A connection that policies begin to forbid ends also while the ports of a bridge cannot be
+// guarded.
 func TestConnectionsWithoutGuard(t *testing.T) {
 	w := newTopology(t)
 	w.end()
@@ -1285,7 +1290,8 @@ func TestChangeDuringRetry(t *testing.T) {
 	w.add(db, "routed")
 	w.enforcer.refresh(t.Context(), w)
 	w.cluster.Do(func() {
-		// Not as one of a policy, which has the containers listed again, and all tables written after that.
+		// Not as one of a policy, which has the containers listed again, and all tables written after
+		// that.
 		w.enforcer.index.Told = nil
 		w.enforcer.index.SetNetworkPolicy(allow("db", "db", "other"))
 		w.enforcer.index.Told = w.enforcer.told
@@ -1294,9 +1300,9 @@ func TestChangeDuringRetry(t *testing.T) {
 	within(t, recheck/2, "the change is written", func() bool { return tries.Load() >= 2 && !reaches(other.Host, db) })
 }
 
-// A connection that is older than all policies of its pods ends where the first policy forbids it, and
-// goes on where it allows it, whichever side's packet comes first after that, and whichever side has the
-// policy.
+// A connection that is older than all policies of its pods ends where the first policy forbids it,
+// and goes on where it allows it, whichever side's packet comes first after that, and whichever
+// side has the policy.
 func TestOlderConnections(t *testing.T) {
 	kinds := map[string][3]string{
 		"routed": {"10.1.0.1", "10.1.0.2", "10.1.0.3"}, "bridge": {"10.244.0.11", "10.244.0.12", "10.244.0.13"}, "macvlan": {"10.0.60.21", "10.0.60.22", "10.0.60.23"},

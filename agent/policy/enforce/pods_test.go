@@ -48,9 +48,9 @@ func onlyFromWeb() *networkingv1.NetworkPolicy {
 	}
 }
 
-// A policy that selects all pods isolates the ones that are governed, and leaves the others as they were,
-// which stay its peers. An agent that begins with another value enforces for more pods, and removes the rules of
-// fewer.
+// A policy that selects all pods isolates the ones that are governed, and leaves the others as they
+// were, which stay its peers. An agent that begins with another value enforces for more pods, and
+// removes the rules of fewer.
 func TestPods(t *testing.T) {
 	for kind, addresses := range map[string][4]string{
 		"routed":  {"10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4"},
@@ -125,7 +125,8 @@ func TestUngovernedPodWaitsForNothing(t *testing.T) {
 	}
 }
 
-// Preview says which pods would be governed newly and which open connections would be denied, and so it comes.
+// Preview says which pods would be governed newly and which open connections would be denied, and
+// so it comes.
 func TestPreview(t *testing.T) {
 	for kind, addresses := range map[string][4]string{
 		"routed":  {"10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4"},

@@ -54,7 +54,8 @@ type running []Container
 func (r running) Policed() []Container           { return slices.Clone(r) }
 func (running) WaitForPods(context.Context) bool { return true }
 
-// track is a connection that the node tracks: to is what the client asked for, and led where it really goes.
+// track is a connection that the node tracks: to is what the client asked for, and led where it
+// really goes.
 func track(protocol byte, from, to, led string) conntrack.Flow {
 	port := netip.MustParseAddrPort
 	return conntrack.Flow{
@@ -63,8 +64,8 @@ func track(protocol byte, from, to, led string) conntrack.Flow {
 	}
 }
 
-// A survey judges a connection by the place where it really goes, also one that nothing tracks, and leaves out
-// connections that have ended and connections with the node.
+// A survey judges a connection by the place where it really goes, also one that nothing tracks, and
+// leaves out connections that have ended and connections with the node.
 func TestSurvey(t *testing.T) {
 	const tcp, udp, icmp = 6, 17, 1
 	egress := allow("client", "client")

@@ -13,8 +13,9 @@ import (
 	"github.com/berth-dev/berth/cni/conntrack"
 )
 
-// state says why packets pass or not, for a test that fails: what the enforcer believes, and of each namespace the
-// connections that the kernel tracks, with their marks, the sockets' connections and the rules.
+// state says why packets pass or not, for a test that fails: what the enforcer believes, and of
+// each namespace the connections that the kernel tracks, with their marks, the sockets' connections
+// and the rules.
 func (w *topology) state() string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

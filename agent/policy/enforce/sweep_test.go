@@ -171,8 +171,8 @@ func (c *crowd) none(wait time.Duration) {
 	}
 }
 
-// A ruleset is written while connections are looked at for the one before: they are looked at again for
-// it, once for all that was written meanwhile, and again where that fails.
+// A ruleset is written while connections are looked at for the one before: they are looked at again
+// for it, once for all that was written meanwhile, and again where that fails.
 func TestWriteDuringSweep(t *testing.T) {
 	c := newCrowd(t, allow("db", "db"))
 	first := c.next()
@@ -194,7 +194,8 @@ func TestWriteDuringSweep(t *testing.T) {
 	}
 }
 
-// Nobody looks at connections after a change that lets more pass, unless one that was ended may go on.
+// Nobody looks at connections after a change that lets more pass, unless one that was ended may go
+// on.
 func TestSweepsOfAdditiveChanges(t *testing.T) {
 	c := newCrowd(t, allow("db", "db"))
 	c.end(c.next(), swept{})

@@ -34,7 +34,8 @@ import (
 
 var update = flag.Bool("update", false, "writes the texts of testdata anew")
 
-// Files of an archive. The texts are written by -update: of the node, and of the pod with direct interfaces.
+// Files of an archive. The texts are written by -update: of the node, and of the pod with direct
+// interfaces.
 const (
 	filePods     = "pods.yaml"
 	filePolicies = "policies.yaml"

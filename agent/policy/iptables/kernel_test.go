@@ -22,7 +22,8 @@ import (
 
 var variants = xtables.Variants
 
-// neverRefused returns a context that fails the test where Apply replaces all, because the kernel refused a change.
+// neverRefused returns a context that fails the test where Apply replaces all, because the kernel
+// refused a change.
 func neverRefused(t *testing.T) context.Context {
 	return klog.NewContext(t.Context(), funcr.New(func(_, text string) {
 		if strings.Contains(text, "Replaces") {
@@ -31,7 +32,8 @@ func neverRefused(t *testing.T) context.Context {
 	}, funcr.Options{Verbosity: 9}))
 }
 
-// However the kernel came to a ruleset, it has that ruleset and nothing else, and removal leaves nothing.
+// However the kernel came to a ruleset, it has that ruleset and nothing else, and removal leaves
+// nothing.
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -137,8 +139,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// A try works where the variant works, has the rules of each family, and leaves nothing in the namespace of the
-// caller.
+// A try works where the variant works, has the rules of each family, and leaves nothing in the
+// namespace of the caller.
 func TestTry(t *testing.T) {
 	netnstest.Need(t)
 	for _, v := range variants {

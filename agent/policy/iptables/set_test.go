@@ -10,7 +10,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
-// large returns a function that makes the change of a set of 20,000 addresses to one that has another one more.
+// large returns a function that makes the change of a set of 20,000 addresses to one that has
+// another one more.
 func large() (change func() *setChange) {
 	var all []netip.Addr
 	for i := range 20_000 {

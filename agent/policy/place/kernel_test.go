@@ -392,7 +392,8 @@ func TestRequest(t *testing.T) {
 	})
 }
 
-// The node's addresses are the addresses of all its links, but the addresses of Services. The ones of NodeLocal DNSCache are its own, too.
+// The node's addresses are the addresses of all its links, but the addresses of Services. The ones
+// of NodeLocal DNSCache are its own, too.
 func TestNodeAddresses(t *testing.T) {
 	w := newTopology(t)
 	w.node.IPBatch("link add kube-ipvs0 type bridge\naddr add 10.96.0.10/32 dev kube-ipvs0\naddr add 2001:db8:96::10/128 dev kube-ipvs0\n" +

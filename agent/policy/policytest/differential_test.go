@@ -20,8 +20,8 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// However a cluster came about, its nodes' rulesets pass the packets that the oracle allows, for the
-// oracle's reason, and equal the rulesets of an Index that was told everything at once.
+// However a cluster came about, its nodes' rulesets pass the packets that the oracle allows, for
+// the oracle's reason, and equal the rulesets of an Index that was told everything at once.
 func TestDifferential(t *testing.T) {
 	base, clusters := seedtest.Seed(t), seedtest.Draws(t, 50, 150)
 	var seen statistics
@@ -39,7 +39,8 @@ func TestDifferential(t *testing.T) {
 type statistics struct {
 	Comparisons, Rulesets                        int
 	Denied, ByCluster, ByNetwork, ByNone, Passed int
-	// Steps changed a ruleset of a node; Additive ones were said to accept all that was accepted before.
+	// Steps changed a ruleset of a node; Additive ones were said to accept all that was accepted
+	// before.
 	Steps, Additive int
 }
 
@@ -96,8 +97,8 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 	}
 }
 
-// compareSteps changes something and compares the node's rulesets before and after: the one before did not
-// change, and the one after has the same pointers where it has the same content.
+// compareSteps changes something and compares the node's rulesets before and after: the one before
+// did not change, and the one after has the same pointers where it has the same content.
 func compareSteps(t *testing.T, c *Cluster, seen *statistics) {
 	before := map[*Node]*ruleset.Ruleset{}
 	texts := map[*Node]string{}
@@ -487,7 +488,8 @@ func path(rs *ruleset.Ruleset, d ruleset.Decision) string {
 	return b.String()
 }
 
-// reasons returns the differences between the origins of the deciding rules and the oracle's reasons.
+// reasons returns the differences between the origins of the deciding rules and the oracle's
+// reasons.
 func reasons(d ruleset.Decision, out, in Verdict) string {
 	deciding := map[ruleset.Direction]*ruleset.Origin{}
 	for _, s := range d.Path {

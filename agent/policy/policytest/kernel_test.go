@@ -11,9 +11,9 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// Real packets between namespaces arrive where the oracle allows it, with the rulesets in the kernel:
-// first the node's, which routes between its pods and the rest of the world, then the rulesets of the
-// pods' own namespaces.
+// Real packets between namespaces arrive where the oracle allows it, with the rulesets in the
+// kernel: first the node's, which routes between its pods and the rest of the world, then the
+// rulesets of the pods' own namespaces.
 func TestKernel(t *testing.T) {
 	netnstest.Need(t)
 	base, clusters := seedtest.Seed(t), seedtest.Draws(t, 3, 6)
@@ -73,7 +73,8 @@ func (w *Kernel) compare(seen *kernelStatistics) {
 	}
 }
 
-// compareOne sends a connection's first packet from one host to another, and returns whether the oracle allows it.
+// compareOne sends a connection's first packet from one host to another, and returns whether the
+// oracle allows it.
 func (w *Kernel) compareOne(c Connection) (want bool) {
 	w.Helper()
 	from, to, world := w.owners[c.Source], w.owners[c.Destination], w.node.World()

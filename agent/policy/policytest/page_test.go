@@ -29,11 +29,13 @@ const tenantsPage = "../../../docs/how-to/tenants.md"
 // isolation is the heading of the policy that separates tenants.
 const isolation = "Isolate tenants"
 
-// promise says what the policies below a heading of the page let pass. A connection is "SOURCE > DESTINATION
-// PROTOCOL/PORT", of pods of pageCluster or addresses; of pods it is tried in both families.
+// promise says what the policies below a heading of the page let pass. A connection is "SOURCE >
+// DESTINATION PROTOCOL/PORT", of pods of pageCluster or addresses; of pods it is tried in both
+// families.
 type promise struct {
 	allows, denies []string
-	// isolated connections are allowed by these policies alone, and denied beside the one that separates tenants.
+	// isolated connections are allowed by these policies alone, and denied beside the one that
+	// separates tenants.
 	isolated []string
 }
 
@@ -117,8 +119,8 @@ type trial struct {
 	allowed bool
 }
 
-// The policies of the page, alone and beside the one that separates tenants, let pass what the page says, for the
-// oracle as well as for the rulesets and their text for iptables.
+// The policies of the page, alone and beside the one that separates tenants, let pass what the page
+// says, for the oracle as well as for the rulesets and their text for iptables.
 func TestPage(t *testing.T) {
 	c := pageCluster(t)
 	n := c.Nodes[0]
@@ -147,7 +149,8 @@ func TestPage(t *testing.T) {
 	})
 }
 
-// Real packets do what the page says, tenants isolated, with the rules of each backend, on the node and in the pods.
+// Real packets do what the page says, tenants isolated, with the rules of each backend, on the node
+// and in the pods.
 func TestPageInKernel(t *testing.T) {
 	netnstest.Need(t)
 	for _, backend := range Backends {
@@ -168,8 +171,9 @@ func TestPageInKernel(t *testing.T) {
 	}
 }
 
-// eachPromise gives the cluster the policies below each heading of the page, beside the one that separates tenants and,
-// if wanted, alone, and has the connections tried of which the page says something.
+// eachPromise gives the cluster the policies below each heading of the page, beside the one that
+// separates tenants and, if wanted, alone, and has the connections tried of which the page says
+// something.
 func eachPromise(t *testing.T, c *Cluster, alone bool, try func(title string, trials []trial)) {
 	t.Helper()
 	page := readPage(t)
@@ -188,7 +192,8 @@ func eachPromise(t *testing.T, c *Cluster, alone bool, try func(title string, tr
 	}
 }
 
-// pageCluster is a cluster of the two tenants that the page names. The pods of one node are local there.
+// pageCluster is a cluster of the two tenants that the page names. The pods of one node are local
+// there.
 func pageCluster(t *testing.T) *Cluster {
 	t.Helper()
 	c := NewCluster(Seeded(seedtest.Seed(t)))

@@ -10,8 +10,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/place"
 )
 
-// Guard writes the ports that changed, puts back what another program changed, and removes the table with the
-// last port.
+// Guard writes the ports that changed, puts back what another program changed, and removes the
+// table with the last port.
 func TestGuard(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)

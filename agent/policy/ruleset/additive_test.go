@@ -57,7 +57,8 @@ func TestAdditive(t *testing.T) {
 	deny := rules("p-more", ruleset.NoHook, denied)
 	for _, tc := range []struct {
 		name string
-		// old and now have the changes of isolated; back says whether the change of now to old is additive.
+		// old and now have the changes of isolated; back says whether the change of now to old is
+		// additive.
 		old, now   []any
 		want, back bool
 	}{
@@ -260,8 +261,8 @@ func worse(old, rs *ruleset.Ruleset) (p ruleset.Packet, found bool) {
 	return p, false
 }
 
-// No packet that a ruleset accepts is dropped after an additive change, and most changes after which none is are
-// known to be additive.
+// No packet that a ruleset accepts is dropped after an additive change, and most changes after
+// which none is are known to be additive.
 func TestAdditiveWalk(t *testing.T) {
 	r := small{Rand: rand.New(rand.NewPCG(seedtest.Seed(t), 0))}
 	additive, harmless, harmful := 0, 0, 0

@@ -102,7 +102,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// A server that begins to listen while the sockets are listed, and has a connection at once, did not begin it.
+// A server that begins to listen while the sockets are listed, and has a connection at once, did
+// not begin it.
 func TestListensMeanwhile(t *testing.T) {
 	netnstest.Need(t)
 	client, server := netnstest.New(t), netnstest.New(t)

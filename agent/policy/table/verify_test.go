@@ -35,8 +35,8 @@ func neverRefused(t *testing.T) context.Context {
 	return klog.NewContext(t.Context(), funcr.New(func(_, text string) { t.Error(text) }, funcr.Options{}))
 }
 
-// However the kernel came to a ruleset, it has that ruleset and nothing else, and counters stay as long
-// as rules name them.
+// However the kernel came to a ruleset, it has that ruleset and nothing else, and counters stay as
+// long as rules name them.
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)

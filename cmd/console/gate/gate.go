@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gate lets requests in to a console in the cluster. The API server decides who is asking (TokenReview) and what they may
-// see (SubjectAccessReview): who may list FloatingIPs sees everything, others the rows of the namespaces where they may list
-// pods. There are no passwords and no users of our own. The gate only asks about rights; a request that writes, or has programs of Berth's
-// asked, gets a writer with the user's token.
+// Package gate lets requests in to a console in the cluster. The API server decides who is asking
+// (TokenReview) and what they may see (SubjectAccessReview): who may list FloatingIPs sees
+// everything, others the rows of the namespaces where they may list pods. There are no passwords
+// and no users of our own. The gate only asks about rights; a request that writes, or has programs
+// of Berth's asked, gets a writer with the user's token.
 package gate
 
 import (
@@ -40,7 +41,8 @@ const (
 	// How long answers of the API server are kept: what is withdrawn is gone after that.
 	tokenTTL, rightTTL = 10 * time.Second, 30 * time.Second
 	reviewTimeout      = 10 * time.Second
-	// streamTTL is how long a stream of events lasts. A browser opens a new one, if its user still may.
+	// streamTTL is how long a stream of events lasts. A browser opens a new one, if its user still
+	// may.
 	streamTTL = 10 * time.Minute
 	// parallel is how many namespaces are asked about at once.
 	parallel = 16
@@ -59,8 +61,8 @@ type Gate struct {
 	lists string
 }
 
-// New returns a gate that asks the API server of a client, and reads lists from a folder; empty: there are none. Requests write with
-// the writer of their token; nil: they do not write.
+// New returns a gate that asks the API server of a client, and reads lists from a folder; empty:
+// there are none. Requests write with the writer of their token; nil: they do not write.
 func New(kube kubernetes.Interface, of *register.Register, lists string, writer func(token string) (*access.Writer, error)) (*Gate, error) {
 	g := &Gate{register: of, lists: lists, writer: writer}
 	var err error
@@ -79,11 +81,12 @@ func New(kube kubernetes.Interface, of *register.Register, lists string, writer 
 	return g, nil
 }
 
-// cookie has the token that a user gave to a browser. Browsers send it to this host only, by HTTPS only, and to no page that
-// another site began (RFC 6265bis, section 4.1.3).
+// cookie has the token that a user gave to a browser. Browsers send it to this host only, by HTTPS
+// only, and to no page that another site began (RFC 6265bis, section 4.1.3).
 const cookie = "__Host-berth-console"
 
-// mostToken is the length of a token that browsers keep: of a cookie's 4096 bytes, name and attributes take some.
+// mostToken is the length of a token that browsers keep: of a cookie's 4096 bytes, name and
+// attributes take some.
 const mostToken = 3900
 
 // LogOut is the path to which a browser posts that its user goes.
@@ -139,13 +142,14 @@ func (g *Gate) Guard(next http.Handler) http.Handler {
 	return mux
 }
 
-// userOf returns the user of a request's token, of its header or else its cookie, and the token; nil if it has none that the API
-// server accepts.
+// userOf returns the user of a request's token, of its header or else its cookie, and the token;
+// nil if it has none that the API server accepts.
 func (g *Gate) userOf(r *http.Request) (who user.Info, token string, err error) {
 	if given, err := r.Cookie(cookie); err == nil && r.Header.Get("Authorization") == "" {
 		r.Header.Set("Authorization", "Bearer "+given.Value)
 	}
-	// The authenticator takes the header away, and also one that it does not accept should go no further.
+	// The authenticator takes the header away, and also one that it does not accept should go no
+	// further.
 	header := strings.Fields(r.Header.Get("Authorization"))
 	answer, ok, err := g.authenticator.AuthenticateRequest(r)
 	r.Header.Del("Authorization")
@@ -194,7 +198,8 @@ func all(may bool) register.Scope {
 	return register.Scope{}
 }
 
-// isAway says whether an error is that the API server did not decide, and not that it decided against a token.
+// isAway says whether an error is that the API server did not decide, and not that it decided
+// against a token.
 func isAway(err error) bool {
 	var several utilerrors.Aggregate
 	if errors.As(err, &several) {

@@ -51,8 +51,8 @@ func (r reviewer) RoundTrip(request *http.Request) (*http.Response, error) {
 	return answer.Result(), err
 }
 
-// A stream of events ends after a while, however quiet the cluster is, and the browser that opens a new one is asked for its
-// rights again: they may be withdrawn meanwhile.
+// A stream of events ends after a while, however quiet the cluster is, and the browser that opens a
+// new one is asked for its rights again: they may be withdrawn meanwhile.
 func TestStreamEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var withdrawn atomic.Bool

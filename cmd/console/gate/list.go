@@ -19,12 +19,14 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
 
-// leastToken is the length from which on tokens of lists are not guessed: 16 random bytes in base64.
+// leastToken is the length from which on tokens of lists are not guessed: 16 random bytes in
+// base64.
 const leastToken = 22
 
-// list answers with a list of addresses to whom shows its token: a firewall, which knows no tokens of the API server. Its password is
-// short, and lasts, so it is worth this one list: the token stands beside the query of [api.ListPath] that it is for, and what a
-// request adds to that can only narrow it.
+// list answers with a list of addresses to whom shows its token: a firewall, which knows no tokens
+// of the API server. Its password is short, and lasts, so it is worth this one list: the token
+// stands beside the query of [api.ListPath] that it is for, and what a request adds to that can
+// only narrow it.
 func (g *Gate) list(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		query, err := g.queryOf(r.PathValue("list"), shown(r))
@@ -53,8 +55,8 @@ func shown(r *http.Request) string {
 	return bearer
 }
 
-// queryOf returns the query of a list if a token is the list's. The file is read each time: a token that was taken away is worth
-// nothing from then on.
+// queryOf returns the query of a list if a token is the list's. The file is read each time: a token
+// that was taken away is worth nothing from then on.
 func (g *Gate) queryOf(name, token string) (string, error) {
 	file, err := os.OpenInRoot(g.lists, name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -64,7 +64,8 @@ func (refuser) RoundTrip(*http.Request) (*http.Response, error) {
 	return answer.Result(), err
 }
 
-// write writes a list as a kubelet does a key of a Secret: by links to a folder that it replaces as a whole.
+// write writes a list as a kubelet does a key of a Secret: by links to a folder that it replaces as
+// a whole.
 func (w *world) write(list, text string) {
 	w.t.Helper()
 	const folder = "..2026_12_01_00_00_00.1"
@@ -107,7 +108,8 @@ func bearer(token string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
 }
 
-// A list has the addresses of its query, held, kept and spare, and follows them; who has it gets it once.
+// A list has the addresses of its query, held, kept and spare, and follows them; who has it gets it
+// once.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.put("10.0.70.12", "shop", "IPClaim", "web", "web-1")

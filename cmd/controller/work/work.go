@@ -179,8 +179,9 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claims.NewMetrics(options.Register), View: w.view}))
 }
 
-// newSlow returns a client with limits of its own, for what must not delay the release of addresses: when many nodes are lost, their
-// agents are asked again and again; when many begin, each asks for a certificate.
+// newSlow returns a client with limits of its own, for what must not delay the release of
+// addresses: when many nodes are lost, their agents are asked again and again; when many begin,
+// each asks for a certificate.
 func newSlow(config *rest.Config) (kubernetes.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 50, 100
@@ -191,7 +192,8 @@ func newSlow(config *rest.Config) (kubernetes.Interface, error) {
 	return slow, nil
 }
 
-// newFinder returns the finder of pods with wrong addresses, which evicts them if the options say so.
+// newFinder returns the finder of pods with wrong addresses, which evicts them if the options say
+// so.
 func newFinder(kube kubernetes.Interface, factory informers.SharedInformerFactory, records *reclaim.Reclaimer, options Options, recorder event.Recorder) *wrongaddress.Finder {
 	config := wrongaddress.Config{
 		Pods: factory.Core().V1().Pods().Lister(), Recorded: records.Recorded,

@@ -129,7 +129,8 @@ func (m *Mover) testimony(ctx context.Context, witness failover.Witness, about f
 var (
 	// lost is the taint of a node from which pods move.
 	lost = v1.Taint{Key: v1alpha1.TaintLost, Effect: v1.TaintEffectNoSchedule}
-	// outOfService is the taint of Kubernetes for a node that is off (KEP-2268). By the value it is told from a person's.
+	// outOfService is the taint of Kubernetes for a node that is off (KEP-2268). By the value it is
+	// told from a person's.
 	outOfService = v1.Taint{Key: v1.TaintNodeOutOfService, Value: status.Name, Effect: v1.TaintEffectNoExecute}
 )
 
@@ -148,8 +149,9 @@ var (
 func (m *Mover) taint(ctx context.Context, about failover.Taint) []failover.Input {
 	tries := retry.DefaultBackoff
 	if about.OutOfService {
-		// By the taint Kubernetes evicts pods at once. A node that came back changes its Node when its kubelet starts: then it is
-		// looked at again. Once the Node is read nothing else may have changed it.
+		// By the taint Kubernetes evicts pods at once. A node that came back changes its Node when its
+		// kubelet starts: then it is looked at again. Once the Node is read nothing else may have changed
+		// it.
 		tries.Steps = 1
 	}
 	err := m.changeTaints(ctx, about.Node, tries, func(ctx context.Context, n *v1.Node) ([]v1.Taint, error) {
@@ -202,7 +204,8 @@ func (m *Mover) untaint(ctx context.Context, name string) {
 	}
 }
 
-// changeTaints writes the taints of a node, if that changes them, and tries again where somebody else wrote the Node since it was read.
+// changeTaints writes the taints of a node, if that changes them, and tries again where somebody
+// else wrote the Node since it was read.
 func (m *Mover) changeTaints(ctx context.Context, name string, tries wait.Backoff, change func(context.Context, *v1.Node) ([]v1.Taint, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
 	defer cancel()
@@ -239,7 +242,8 @@ func (m *Mover) changeTaintsOnce(ctx context.Context, name string, change func(c
 	return nil
 }
 
-// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more.
+// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any
+// more.
 func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Input {
 	logger := klog.FromContext(ctx).WithValues("node", about.Node, "uid", about.UID)
 	failed := failover.Fenced{Node: about.Node, UID: about.UID}
@@ -269,8 +273,8 @@ func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Inpu
 	return []failover.Input{failover.Fenced{Node: about.Node, UID: about.UID, Off: err == nil}}
 }
 
-// deletePods does failover.Delete, and returns how many pods are gone. A pod that has changed since it was read stays, for the
-// next look; all stay once the node is back.
+// deletePods does failover.Delete, and returns how many pods are gone. A pod that has changed since
+// it was read stays, for the next look; all stay once the node is back.
 func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 	var group errgroup.Group
 	var gone atomic.Int64
@@ -301,7 +305,8 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 	return int(gone.Load())
 }
 
-// deletePod marks the pod as disrupted, as Kubernetes does, for the failure policies of its workload, and deletes it.
+// deletePod marks the pod as disrupted, as Kubernetes does, for the failure policies of its
+// workload, and deletes it.
 func (m *Mover) deletePod(ctx context.Context, from string, pod failover.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
 	defer cancel()

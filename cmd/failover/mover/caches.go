@@ -24,7 +24,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// caches have the nodes, the pools, the records of addresses and the agents, of each no more than is read here.
+// caches have the nodes, the pools, the records of addresses and the agents, of each no more than
+// is read here.
 type caches struct {
 	nodes, agents cache.SharedIndexInformer
 	records       cache.SharedIndexInformer
@@ -193,8 +194,8 @@ func (c *caches) network(addr netip.Addr) *v1alpha1.Network {
 // preferred is how many witnesses in the pools themselves do without others.
 const preferred = 3
 
-// witnesses returns the nodes with a ready agent that some pool serves; only the ones with an address of a pool where there are
-// enough of these, as they hear the pool's network already.
+// witnesses returns the nodes with a ready agent that some pool serves; only the ones with an
+// address of a pool where there are enough of these, as they hear the pool's network already.
 func (c *caches) witnesses(of map[string]bool) []string {
 	inPool := map[string]bool{}
 	for _, ip := range view.All[v1alpha1.FloatingIP](c.records.GetStore()) {

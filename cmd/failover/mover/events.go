@@ -17,27 +17,33 @@ import (
 )
 
 const (
-	// EventNodeGone (Warning on Node): no node hears anything of this one, so its pods with `berth.dev/failover: Automatic`
-	// are deleted, and start elsewhere. Do: mend the node; see docs/how-to/failover.md.
+	// EventNodeGone (Warning on Node): no node hears anything of this one, so its pods with
+	// `berth.dev/failover: Automatic` are deleted, and start elsewhere. Do: fix the node; see
+	// docs/how-to/failover.md.
 	EventNodeGone = "NodeGone"
-	// EventNodeWithoutAPIServer (Warning on Node): its Lease is not renewed, but its agent answers other nodes. Its pods stay until
-	// Kubernetes marks them for deletion. Do: have the node reach the API server; see docs/how-to/failover.md#what-moves-and-when.
+	// EventNodeWithoutAPIServer (Warning on Node): its Lease is not renewed, but its agent answers
+	// other nodes. Its pods stay until Kubernetes marks them for deletion. Do: have the node reach the
+	// API server; see docs/how-to/failover.md#what-moves-and-when.
 	EventNodeWithoutAPIServer = "NodeWithoutAPIServer"
-	// EventNodeHangs (Warning on Node): its kernel answers, or some host for its addresses, and its agent does not. Its pods stay.
-	// Do: power the node off, or restart its agent; see docs/how-to/failover.md#what-moves-and-when.
+	// EventNodeHangs (Warning on Node): its kernel answers, or some host for its addresses, and its
+	// agent does not. Its pods stay. Do: power the node off, or restart its agent; see
+	// docs/how-to/failover.md#what-moves-and-when.
 	EventNodeHangs = "NodeHangs"
-	// EventNodeLossUnclear (Warning on Node): its Lease is not renewed, and no other node can say whether it answers. Its pods stay.
-	// Do: see the note; docs/how-to/failover.md#what-moves-and-when.
+	// EventNodeLossUnclear (Warning on Node): its Lease is not renewed, and no other node can say
+	// whether it answers. Its pods stay. Do: see the note;
+	// docs/how-to/failover.md#what-moves-and-when.
 	EventNodeLossUnclear = "NodeLossUnclear"
 	// EventNodeBack (Normal on Node): a node from which pods were moved renews its Lease again.
 	EventNodeBack = "NodeBack"
-	// EventNodeFenced (Warning on Node): the fencer has powered the node off, because nobody hears it or it hangs. Its volumes are detached,
-	// and its pods with `berth.dev/failover: Automatic` move. Do: mend the node and switch it on; see docs/how-to/failover.md#power-nodes-off.
+	// EventNodeFenced (Warning on Node): the fencer has powered the node off, because nobody hears it
+	// or it hangs. Its volumes are detached, and its pods with `berth.dev/failover: Automatic` move.
+	// Do: fix the node and switch it on; see docs/how-to/failover.md#power-nodes-off.
 	EventNodeFenced = "NodeFenced"
-	// EventFencingFailed (Warning on Node): the fencer could not power the node off, or did not say so in time; it is asked again. Do: see
-	// the note; docs/how-to/troubleshooting.md#berthfencingfails.
+	// EventFencingFailed (Warning on Node): the fencer could not power the node off, or did not say so
+	// in time; it is asked again. Do: see the note; docs/how-to/troubleshooting.md#berthfencingfails.
 	EventFencingFailed = "FencingFailed"
-	// EventMovedFromLostNode (Normal on Pod): the pod was deleted, because its node is lost, and its workload makes the next one.
+	// EventMovedFromLostNode (Normal on Pod): the pod was deleted, because its node is lost, and its
+	// workload makes the next one.
 	EventMovedFromLostNode = "MovedFromLostNode"
 )
 
@@ -96,7 +102,8 @@ func (m *Mover) tellBrake(ctx context.Context, b failover.Braked) {
 	klog.FromContext(ctx).Info("The brake is off", "nodes", b.Suspects, "of", b.Of)
 }
 
-// waits says what is waited for after a verdict, or what a person is to do. fences: there is a fencer.
+// waits says what is waited for after a verdict, or what a person is to do. fences: there is a
+// fencer.
 func waits(verdict status.Verdict, moves int, fences bool) string {
 	switch {
 	case verdict == status.Off:

@@ -37,11 +37,13 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// cluster is a cluster in virtual time, with a Mover. Each node has a pod that asked to be moved, and an agent.
+// cluster is a cluster in virtual time, with a Mover. Each node has a pod that asked to be moved,
+// and an agent.
 type cluster struct {
 	t    *testing.T
 	kube *fake.Clientset
-	// leases are not in kube's own tracker, which spends a millisecond on the managed fields of each renewal.
+	// leases are not in kube's own tracker, which spends a millisecond on the managed fields of each
+	// renewal.
 	leases k8stesting.ObjectTracker
 	mover  *Mover
 	nodes  []string
@@ -50,7 +52,8 @@ type cluster struct {
 
 	mu      sync.Mutex
 	version int
-	// silent are the nodes whose Lease is not renewed; hangs, the ones whose kernel answers; serves, whose agent does.
+	// silent are the nodes whose Lease is not renewed; hangs, the ones whose kernel answers; serves,
+	// whose agent does.
 	silent, hangs, serves map[string]bool
 	// unseen are nodes whose Lease was renewed, and the watch is late.
 	unseen map[string]bool
@@ -65,7 +68,8 @@ var (
 	leasesResource = coordinationv1.SchemeGroupVersion.WithResource("leases")
 )
 
-// inCluster runs a test in a cluster of nodes n1, n2, …, all of which live for half a minute before. They renewed their Leases 2 s ago then.
+// inCluster runs a test in a cluster of nodes n1, n2, …, all of which live for half a minute
+// before. They renewed their Leases 2 s ago then.
 func inCluster(t *testing.T, nodes int, fence func(ctx context.Context, node string) error, test func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -311,8 +315,9 @@ func (c *cluster) expectTaints(when, name string, want ...string) {
 	}
 }
 
-// A node that hangs is powered off, then tainted, and then its pod moves. When it is back it has no taint, and it is not powered
-// off again. So it is, too, if the fencer lies: the node renews its Lease after that.
+// A node that hangs is powered off, then tainted, and then its pod moves. When it is back it has no
+// taint, and it is not powered off again. So it is, too, if the fencer lies: the node renews its
+// Lease after that.
 func TestPoweredOff(t *testing.T) {
 	inCluster(t, 4, func(context.Context, string) error { return nil }, func(c *cluster) {
 		c.set(c.hangs, true, "n1")
@@ -352,7 +357,8 @@ func TestPoweredOff(t *testing.T) {
 	})
 }
 
-// A node that is off already is powered off, too, after its pod has moved: its volumes are detached.
+// A node that is off already is powered off, too, after its pod has moved: its volumes are
+// detached.
 func TestGoneIsPoweredOff(t *testing.T) {
 	inCluster(t, 4, func(ctx context.Context, _ string) error { return sleep(ctx, 30*time.Second) }, func(c *cluster) {
 		c.set(c.silent, true, "n1")
@@ -392,8 +398,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// A fencer that hangs is asked again ever later, never twice at a time about a node, and keeps no other node's pods: not even where
-// it hangs about more nodes than are worked on at once.
+// A fencer that hangs is asked again ever later, never twice at a time about a node, and keeps no
+// other node's pods: not even where it hangs about more nodes than are worked on at once.
 func TestFencerHangs(t *testing.T) {
 	const many = slots + 1
 	inCluster(t, 3*many+3, func(ctx context.Context, _ string) error {
@@ -437,7 +443,8 @@ func TestFencerFails(t *testing.T) {
 	})
 }
 
-// A node that comes back while the fencer is asked: the request is given up, and nothing is written.
+// A node that comes back while the fencer is asked: the request is given up, and nothing is
+// written.
 func TestBackWhileFenced(t *testing.T) {
 	inCluster(t, 4, func(ctx context.Context, _ string) error { return sleep(ctx, time.Minute) }, func(c *cluster) {
 		c.set(c.hangs, true, "n1")
@@ -461,7 +468,8 @@ func TestBackWhileFenced(t *testing.T) {
 	})
 }
 
-// A node that turns out to serve while the fencer is asked: the request is given up. So it is where its pods have moved already.
+// A node that turns out to serve while the fencer is asked: the request is given up. So it is where
+// its pods have moved already.
 func TestServesWhileFenced(t *testing.T) {
 	for name, hangs := range map[string]bool{"it hung": true, "it was gone": false} {
 		t.Run(name, func(t *testing.T) {
@@ -488,7 +496,8 @@ func TestServesWhileFenced(t *testing.T) {
 	}
 }
 
-// A node that answers again may be starting: it is not powered off before five minutes are over, and users are told.
+// A node that answers again may be starting: it is not powered off before five minutes are over,
+// and users are told.
 func TestStartsWhileFenced(t *testing.T) {
 	inCluster(t, 4, func(context.Context, string) error { return errors.New("no power at the BMC") }, func(c *cluster) {
 		c.set(c.silent, true, "n1")
@@ -509,11 +518,13 @@ func TestStartsWhileFenced(t *testing.T) {
 	})
 }
 
-// The watch is late: right before the fencer is asked, and right before Kubernetes is told, the Lease is read.
+// The watch is late: right before the fencer is asked, and right before Kubernetes is told, the
+// Lease is read.
 func TestLeaseIsReadBefore(t *testing.T) {
 	for name, test := range map[string]struct {
 		calls int
-		// renews is how often the fencer was asked before the Lease is renewed, when the pods are read; -1: it is while the fencer is asked.
+		// renews is how often the fencer was asked before the Lease is renewed, when the pods are read;
+		// -1: it is while the fencer is asked.
 		renews int
 	}{
 		"before the fencer is asked": {0, 0}, "before it is looked at again": {1, -1}, "before the taint": {1, 1},
@@ -564,7 +575,8 @@ func TestBrakeKeepsPower(t *testing.T) {
 	})
 }
 
-// What must not be written: to another machine of the name, and to a node that has changed since it was read.
+// What must not be written: to another machine of the name, and to a node that has changed since it
+// was read.
 func TestOutOfServiceIsConditional(t *testing.T) {
 	taint := failover.Taint{Node: "n1", UID: "uid-n1", Number: 1, OutOfService: true}
 	inCluster(t, 2, nil, func(c *cluster) {

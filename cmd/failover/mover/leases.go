@@ -23,8 +23,8 @@ import (
 	"github.com/berth-dev/berth/ipam/failover"
 )
 
-// leases watches the Leases of kubelets. No informer serves: it does not say when its watch is broken, and during that a
-// node's silence says nothing. Safe for concurrent use.
+// leases watches the Leases of kubelets. No informer serves: it does not say when its watch is
+// broken, and during that a node's silence says nothing. Safe for concurrent use.
 type leases struct {
 	api coordinationclient.LeaseInterface
 	put func(...failover.Input)
@@ -35,10 +35,11 @@ type leases struct {
 }
 
 const (
-	// reconnectWithin is how long a watch may take to go on where it ended before it counts as broken. Renewals of that time
-	// are seen late, and none is lost.
+	// reconnectWithin is how long a watch may take to go on where it ended before it counts as broken.
+	// Renewals of that time are seen late, and none is lost.
 	reconnectWithin = 2 * time.Second
-	// watchFor is how long a watch lasts at least; at most twice as long. The API server's own default.
+	// watchFor is how long a watch lasts at least; at most twice as long. The API server's own
+	// default.
 	watchFor = 5 * time.Minute
 	// listFor limits a list, relistAfter is the time until the next try after a failure.
 	listFor, relistAfter = 30 * time.Second, time.Second
@@ -111,7 +112,8 @@ func (l *leases) list(ctx context.Context) (at string, err error) {
 	return all.ResourceVersion, nil
 }
 
-// watch watches from a version on until the API server ends the watch, and returns where the next one begins.
+// watch watches from a version on until the API server ends the watch, and returns where the next
+// one begins.
 func (l *leases) watch(ctx context.Context, at string) (ended string, err error) {
 	seconds := int64((watchFor + rand.N(watchFor)).Seconds())
 	options := metav1.ListOptions{ResourceVersion: at, TimeoutSeconds: &seconds, AllowWatchBookmarks: true}
@@ -167,8 +169,8 @@ func (l *leases) open(ctx context.Context, cancel context.CancelFunc, options me
 	}
 }
 
-// renewal notes a version of a Lease, and returns whether it is newer than the ones before. A watch that is late delivers
-// versions that were read at the API server already.
+// renewal notes a version of a Lease, and returns whether it is newer than the ones before. A watch
+// that is late delivers versions that were read at the API server already.
 func (l *leases) renewal(name, version string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,7 +185,8 @@ func (l *leases) renewal(name, version string) bool {
 	return true
 }
 
-// look reads the Lease of a node at the API server, and returns whether it was renewed since that was last known.
+// look reads the Lease of a node at the API server, and returns whether it was renewed since that
+// was last known.
 func (l *leases) look(ctx context.Context, name string) (renewed bool, err error) {
 	lease, err := l.api.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

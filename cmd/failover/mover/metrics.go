@@ -65,7 +65,8 @@ func (m *Metrics) set(state failover.State) {
 type timing struct {
 	suspect, judged time.Time
 	deleted         bool
-	// unfenced is why the fencer has not powered the node off, empty where it was not asked yet or has.
+	// unfenced is why the fencer has not powered the node off, empty where it was not asked yet or
+	// has.
 	unfenced string
 }
 

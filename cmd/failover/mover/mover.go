@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mover runs package ipam/failover in a cluster: it watches Leases, Nodes, records and agents, asks agents about
-// suspect nodes, taints nodes and deletes pods as the state machine says, and tells users. It decides nothing.
+// Package mover runs package ipam/failover in a cluster: it watches Leases, Nodes, records and
+// agents, asks agents about suspect nodes, taints nodes and deletes pods as the state machine says,
+// and tells users. It decides nothing.
 package mover
 
 import (
@@ -74,8 +75,8 @@ type Mover struct {
 }
 
 const (
-	// pace is how often the machine steps without other cause, and so how late renewals are seen: 5,000 nodes renew 500
-	// Leases a second.
+	// pace is how often the machine steps without other cause, and so how late renewals are seen:
+	// 5,000 nodes renew 500 Leases a second.
 	pace = 200 * time.Millisecond
 	// slots is how many nodes are worked on at the same time.
 	slots = 32
@@ -123,7 +124,8 @@ func (m *Mover) Run(ctx context.Context) {
 	var following sync.WaitGroup
 	following.Go(func() { m.cluster.run(ctx) })
 	following.Go(func() {
-		// Which pods hold addresses, and which agents there are, is to be known before a node can be suspect.
+		// Which pods hold addresses, and which agents there are, is to be known before a node can be
+		// suspect.
 		if m.cluster.wait(ctx) {
 			m.leases.run(ctx)
 		}
@@ -224,7 +226,8 @@ func (m *Mover) do(ctx context.Context, work func()) {
 	})
 }
 
-// measure sets the metrics of the present state, and forgets nodes that are back. m.machine is held.
+// measure sets the metrics of the present state, and forgets nodes that are back. m.machine is
+// held.
 func (m *Mover) measure() {
 	state := m.state.State()
 	m.Metrics.set(state)
@@ -261,7 +264,8 @@ func (m *Mover) Status() status.Status {
 	return m.statusOf(m.state.State())
 }
 
-// Resume ends the brake for nodes that a user was shown. It returns false where this replica does not lead.
+// Resume ends the brake for nodes that a user was shown. It returns false where this replica does
+// not lead.
 func (m *Mover) Resume(shown []string) bool {
 	m.machine.Lock()
 	leads, ctx := m.state.State().Leads, m.running

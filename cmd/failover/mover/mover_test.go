@@ -39,8 +39,8 @@ func lease(name, version string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1.NamespaceNodeLease, ResourceVersion: version}}
 }
 
-// The watch says once that a Lease was renewed, and when it is broken and back; what was read at the API server already is not said
-// again.
+// The watch says once that a Lease was renewed, and when it is broken and back; what was read at
+// the API server already is not said again.
 func TestLeases(t *testing.T) {
 	kube := fake.NewClientset(lease("a", "5"), lease("b", "7"))
 	streams := make(chan *watch.FakeWatcher, 4)
@@ -177,7 +177,8 @@ func TestWrites(t *testing.T) {
 	}
 }
 
-// A write that failed is not taken for done, also where the API server took too long; one that came too late is tried again.
+// A write that failed is not taken for done, also where the API server took too long; one that came
+// too late is tried again.
 func TestTaintFails(t *testing.T) {
 	conflict := apierrors.NewConflict(v1.Resource("nodes"), "node1", errors.New("it has changed"))
 	for name, test := range map[string]struct {

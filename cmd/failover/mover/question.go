@@ -16,12 +16,14 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// sample is how many addresses of a network a witness asks for at most. A kernel that answers for one address of its pods answers
-// for the others, too, so more would cost frames and say nothing new.
+// sample is how many addresses of a network a witness asks for at most. A kernel that answers for
+// one address of its pods answers for the others, too, so more would cost frames and say nothing
+// new.
 const sample = 128
 
-// questions returns the questions to a witness about a node, one for each network of the addresses. The first has the node's
-// InternalIPs, and those of the controls. known is false where the network of an address is not known.
+// questions returns the questions to a witness about a node, one for each network of the addresses.
+// The first has the node's InternalIPs, and those of the controls. known is false where the network
+// of an address is not known.
 func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.Ask) (all []inquiry.WitnessQuestion, known bool) {
 	all, known = m.cluster.networks(about.Addresses)
 	if len(all) == 0 {
@@ -48,8 +50,8 @@ func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.As
 
 func limited(hosts []netip.Addr) []netip.Addr { return hosts[:min(len(hosts), inquiry.MostHosts)] }
 
-// askAll puts the questions to a witness at the same time. What it heard counts, also where it did not answer another question; that it
-// had a control counts only where it had one for all of them.
+// askAll puts the questions to a witness at the same time. What it heard counts, also where it did
+// not answer another question; that it had a control counts only where it had one for all of them.
 func (m *Mover) askAll(ctx context.Context, agent *v1.Pod, questions []inquiry.WitnessQuestion) (inquiry.Testimony, error) {
 	answers, errs := make([]*inquiry.Testimony, len(questions)), make([]error, len(questions))
 	var group sync.WaitGroup
@@ -73,8 +75,8 @@ func (m *Mover) askAll(ctx context.Context, agent *v1.Pod, questions []inquiry.W
 	return all, failed
 }
 
-// networks returns a question for each VLAN of addresses, with these and the gateways, in the order of the VLANs, and whether all
-// networks are known.
+// networks returns a question for each VLAN of addresses, with these and the gateways, in the order
+// of the VLANs, and whether all networks are known.
 func (c *caches) networks(addrs []netip.Addr) (questions []inquiry.WitnessQuestion, known bool) {
 	all := map[int]*inquiry.WitnessQuestion{}
 	known = true

@@ -93,7 +93,8 @@ func add[T any](t *testing.T, to cache.Store, objects ...T) {
 	}
 }
 
-// A node with addresses in two networks is gone only if a witness had a control in both, and what was heard counts in any case.
+// A node with addresses in two networks is gone only if a witness had a control in both, and what
+// was heard counts in any case.
 func TestNetworks(t *testing.T) {
 	c := questioned()
 	untagged, tagged := &v1alpha1.Network{Gateway: "10.0.60.1"}, &v1alpha1.Network{Gateway: "10.0.70.1", VLAN: 70}
@@ -148,7 +149,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// No more is asked than agents answer, however many addresses a node has; nor about a control that has left.
+// No more is asked than agents answer, however many addresses a node has; nor about a control that
+// has left.
 func TestSample(t *testing.T) {
 	c := questioned()
 	lost := nodeAt("lost", "10.0.0.1")
@@ -182,7 +184,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// Nodes with an address of the pools are preferred as witnesses, where there are enough of them beside the lost one.
+// Nodes with an address of the pools are preferred as witnesses, where there are enough of them
+// beside the lost one.
 func TestWitnesses(t *testing.T) {
 	berth, err := client.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1"})
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package build says of which version a program is, as Go stamped it when it compiled: the tag of a release, or the
-// commit with its time.
+// Package build says of which version a program is, as Go stamped it when it compiled: the tag of a
+// release, or the commit with its time.
 package build
 
 import (
@@ -11,7 +11,8 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Version returns the version of this program, "unknown" for one that was compiled outside of a repository.
+// Version returns the version of this program, "unknown" for one that was compiled outside of a
+// repository.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package daemon has the start that Berth's programs have in common which run until a signal ends them.
+// Package daemon has the start that Berth's programs have in common which run until a signal ends
+// them.
 package daemon
 
 import (
@@ -32,9 +33,10 @@ type Options interface {
 	Validate() error
 }
 
-// Command returns a command with these flags, the ones for logs and --kubeconfig. It calls run with a
-// context that ends with SIGINT or SIGTERM, and with the API server's address and credentials. room is
-// the heap up to which garbage is collected rarely (see [gogc.Adjust]); 0: it is collected as usual.
+// Command returns a command with these flags, the ones for logs and --kubeconfig. It calls run with
+// a context that ends with SIGINT or SIGTERM, and with the API server's address and credentials.
+// room is the heap up to which garbage is collected rarely (see [gogc.Adjust]); 0: it is collected
+// as usual.
 func Command(name, short string, room uint64, options Options, run func(context.Context, *rest.Config) error) *cobra.Command {
 	logOptions, kubeconfig := logs.NewOptions(), ""
 	command := &cobra.Command{

@@ -24,7 +24,8 @@ var ErrLeaseLost = errors.New("lost the lease")
 // Lease is the one for which replicas compete.
 type Lease struct {
 	Namespace, Name string
-	// Duration is how long others wait after the last renewal, RenewDeadline how long the leader tries to renew.
+	// Duration is how long others wait after the last renewal, RenewDeadline how long the leader tries
+	// to renew.
 	Duration, RenewDeadline time.Duration
 	// Release gives the lease back when the leader ends, while its work may still be ending.
 	Release bool
@@ -33,8 +34,8 @@ type Lease struct {
 // retryPeriod is how often replicas try: Kubernetes' own.
 const retryPeriod = 2 * time.Second
 
-// Run calls lead once this process has the lease, with a context that ends with it, and returns when ctx ends, or
-// ErrLeaseLost.
+// Run calls lead once this process has the lease, with a context that ends with it, and returns
+// when ctx ends, or ErrLeaseLost.
 func Run(ctx context.Context, api coordinationclient.LeasesGetter, of Lease, lead func(context.Context)) error {
 	host, err := os.Hostname()
 	if err != nil {

@@ -73,8 +73,8 @@ var kinds = map[schema.GroupVersion][]runtime.Object{
 	certificatesv1.SchemeGroupVersion:   {&certificatesv1.CertificateSigningRequest{}},
 }
 
-// Protobuf returns a copy of a config that asks for protobuf, which is smaller than JSON. The API server has it for built-in
-// objects only.
+// Protobuf returns a copy of a config that asks for protobuf, which is smaller than JSON. The API
+// server has it for built-in objects only.
 func Protobuf(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.ContentType = runtime.ContentTypeProtobuf
@@ -82,9 +82,10 @@ func Protobuf(config *rest.Config) *rest.Config {
 	return config
 }
 
-// NoticeDeadConnections has connections to an API server that died end after 5 s of silence and an unanswered ping of 5 s; client-go's
-// own values are 30 and 15 s, in which a node that was cut off answers on for addresses that others may have by now, and all nodes seem
-// silent. client-go reads the environment; what is set there stays.
+// NoticeDeadConnections has connections to an API server that died end after 5 s of silence and an
+// unanswered ping of 5 s; client-go's own values are 30 and 15 s, in which a node that was cut off
+// answers on for addresses that others may have by now, and all nodes seem silent. client-go reads
+// the environment; what is set there stays.
 func NoticeDeadConnections() error {
 	for _, name := range []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS", "HTTP2_PING_TIMEOUT_SECONDS"} {
 		if os.Getenv(name) != "" {
@@ -149,7 +150,8 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 	}, nil
 }
 
-// RESTClient returns a client of a group's objects, which the scheme has, that uses the connections.
+// RESTClient returns a client of a group's objects, which the scheme has, that uses the
+// connections.
 func RESTClient(config *rest.Config, connections *http.Client, group schema.GroupVersion, scheme *runtime.Scheme) (*rest.RESTClient, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &group, "/apis"

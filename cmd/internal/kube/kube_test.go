@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Each client asks for its kind at the path of the API, in runtime.ContentTypeProtobuf, and returns the API
-// server's answer.
+// Each client asks for its kind at the path of the API, in runtime.ContentTypeProtobuf, and returns
+// the API server's answer.
 func TestRequests(t *testing.T) {
 	for want, ask := range map[string]func(ctx context.Context, c *Client) error{
 		"GET /api/v1/namespaces/shop/pods/web-0": func(ctx context.Context, c *Client) error {

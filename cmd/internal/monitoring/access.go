@@ -145,11 +145,12 @@ func bearerOf(header string) (bearer string, given bool) {
 	return bearer, strings.EqualFold(scheme, "bearer") && bearer != "" && !strings.Contains(bearer, " ")
 }
 
-// errTooMany is returned where the API server is not asked about a token, because too many others were shown.
+// errTooMany is returned where the API server is not asked about a token, because too many others
+// were shown.
 var errTooMany = errors.New("too many tokens that are not known")
 
-// userOf returns the user of a token from a source; nil where the API server does not accept it for the audience. It blocks for
-// requests.
+// userOf returns the user of a token from a source; nil where the API server does not accept it for
+// the audience. It blocks for requests.
 func (a *access) userOf(ctx context.Context, bearer string, shown identity, from netip.Prefix) (*authenticationv1.UserInfo, error) {
 	if known, ok := a.decided.Get(shown); ok {
 		user, _ := known.(*authenticationv1.UserInfo)

@@ -15,7 +15,8 @@
 // these it would have to read a ConfigMap in kube-system.
 //
 // Whoever reaches the port can make tokens up, and open connections: both are limited for each
-// source, and shared among the sources, so that the others are served. The limits for known tokens and sources are their own.
+// source, and shared among the sources, so that the others are served. The limits for known tokens
+// and sources are their own.
 //
 // It never asks the API server about a request without a token, nor about health: a
 // program is healthy even if the API server does not answer.

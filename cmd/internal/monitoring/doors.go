@@ -14,22 +14,24 @@ import (
 )
 
 const (
-	// mostOfSource and mostConnections limit the open connections of one source and of all. Each takes 35 kB at most, from its first
-	// packet on.
+	// mostOfSource and mostConnections limit the open connections of one source and of all. Each takes
+	// 35 kB at most, from its first packet on.
 	mostOfSource, mostConnections = 100, 400
-	// sourceQPS and sourceBurst limit the reviews for tokens that one source shows, strangersQPS and strangersBurst those for all
-	// sources together that have shown no token with a right yet. One that did has knownQPS and knownBurst for itself.
+	// sourceQPS and sourceBurst limit the reviews for tokens that one source shows, strangersQPS and
+	// strangersBurst those for all sources together that have shown no token with a right yet. One
+	// that did has knownQPS and knownBurst for itself.
 	sourceQPS, sourceBurst       = 0.5, 20
 	strangersQPS, strangersBurst = 20, 100
 	knownQPS, knownBurst         = 10, 50
-	// knownTTL is how long a token, and a source, is known after it had a right: an API server that asks about a lost node may
-	// not have asked anything for hours.
+	// knownTTL is how long a token, and a source, is known after it had a right: an API server that
+	// asks about a lost node may not have asked anything for hours.
 	knownTTL = 24 * time.Hour
 	// sources is how many tokens and sources are known at most, and how many strangers are told apart.
 	sources = 1024
 )
 
-// sourceOf returns where a client is: its IPv4 address, or the /64 of its IPv6 address, as a host may have any address of that.
+// sourceOf returns where a client is: its IPv4 address, or the /64 of its IPv6 address, as a host
+// may have any address of that.
 func sourceOf(remote string) netip.Prefix {
 	// Only tests have remote ends without an address. All of them are one source.
 	of, _ := netip.ParseAddrPort(remote)
@@ -38,10 +40,12 @@ func sourceOf(remote string) netip.Prefix {
 	return prefix
 }
 
-// doorkeeper says which tokens the API server is asked about. A new token costs a review, and whoever reaches the port can make them
-// up: known callers are not to wait for that, nor the API server to be flooded. Safe for concurrent use.
+// doorkeeper says which tokens the API server is asked about. A new token costs a review, and
+// whoever reaches the port can make them up: known callers are not to wait for that, nor the API
+// server to be flooded. Safe for concurrent use.
 type doorkeeper struct {
-	// known has the tokens that had a right, and the limits of sources that showed one; strangers, the limits of other sources.
+	// known has the tokens that had a right, and the limits of sources that showed one; strangers, the
+	// limits of other sources.
 	known, strangers *cache.LRUExpireCache
 	all              flowcontrol.PassiveRateLimiter
 }
@@ -84,9 +88,10 @@ func (d *doorkeeper) knows(shown token, from netip.Prefix) {
 	d.known.Add(shown, nil, knownTTL)
 }
 
-// entrance is a listener that closes connections beyond the limits at once. Otherwise whoever reaches the port could hold as many as
-// memory has room for, and none would be left for others. Where all are taken, the source with the most makes room for one with fewer:
-// a few hosts would shut out all others, among them the kubelet, which would restart the program.
+// entrance is a listener that closes connections beyond the limits at once. Otherwise whoever
+// reaches the port could hold as many as memory has room for, and none would be left for others.
+// Where all are taken, the source with the most makes room for one with fewer: a few hosts would
+// shut out all others, among them the kubelet, which would restart the program.
 type entrance struct {
 	net.Listener
 

@@ -55,7 +55,8 @@ func (d *door) ask(t *testing.T, bearer, from string) (code int) {
 	return response.Code
 }
 
-// Whoever makes tokens up takes nothing from callers at other addresses, and the API server is asked about few of them.
+// Whoever makes tokens up takes nothing from callers at other addresses, and the API server is
+// asked about few of them.
 func TestFlood(t *testing.T) {
 	for name, attacker := range map[string]func(i int) string{
 		"of one host":               func(int) string { return "10.0.0.66" },
@@ -83,7 +84,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// Where many hosts make tokens up, a source that has shown a good one before still has its questions answered.
+// Where many hosts make tokens up, a source that has shown a good one before still has its
+// questions answered.
 func TestFloodOfMany(t *testing.T) {
 	d := newDoor(t)
 	if code := d.ask(t, "good", "10.0.0.5"); code != http.StatusNoContent {
@@ -101,7 +103,8 @@ func TestFloodOfMany(t *testing.T) {
 	}
 }
 
-// A token that the API server does not accept is remembered for a while, and one that it accepts without a right makes nobody known.
+// A token that the API server does not accept is remembered for a while, and one that it accepts
+// without a right makes nobody known.
 func TestRemembered(t *testing.T) {
 	d := newDoor(t)
 	for range 3 * sourceBurst {
@@ -224,7 +227,8 @@ func TestReviewFails(t *testing.T) {
 	}
 }
 
-// An API server that does not answer in time refuses nobody, and what it did not say is not remembered.
+// An API server that does not answer in time refuses nobody, and what it did not say is not
+// remembered.
 func TestSlowAPIServer(t *testing.T) {
 	d := newDoor(t)
 	config := reviewer(t, &d.down, &d.reviews)
@@ -254,7 +258,8 @@ func TestSlowAPIServer(t *testing.T) {
 	}
 }
 
-// A host has so many connections and no more; others are served meanwhile. A connection that is closed makes room.
+// A host has so many connections and no more; others are served meanwhile. A connection that is
+// closed makes room.
 func TestConnections(t *testing.T) {
 	port := freePort(t)
 	server, err := Listen(t.Context(), Options{BindAddress: "0.0.0.0", SecurePort: port}, &rest.Config{Host: "http://127.0.0.1:1"}, func(context.Context) error { return nil }, nil)
@@ -372,7 +377,8 @@ func TestEntrance(t *testing.T) {
 	}
 }
 
-// Where all connections are taken, the source with the most makes room for one that has fewer, down to one less than it has itself.
+// Where all connections are taken, the source with the most makes room for one that has fewer, down
+// to one less than it has itself.
 func TestEntranceIsShared(t *testing.T) {
 	e := &entrance{of: map[netip.Prefix][]*visitor{}}
 	source := func(i int) netip.Prefix {

@@ -24,8 +24,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// reviewer is an API server that knows some tokens, of which two are for node7 alone, and lets users get
-// paths. It counts TokenReviews. One of its authenticators knows no audiences.
+// reviewer is an API server that knows some tokens, of which two are for node7 alone, and lets
+// users get paths. It counts TokenReviews. One of its authenticators knows no audiences.
 func reviewer(t *testing.T, down *atomic.Bool, reviews *atomic.Int64) *rest.Config {
 	t.Helper()
 	users := map[string]string{"good": "prometheus", "poor": "tenant", "for-node7": "operator", "tenants-for-node7": "tenant", "for-all": "operator"}

@@ -27,9 +27,9 @@ type Server struct {
 	listener net.Listener // nil: nothing is served
 }
 
-// Listen opens the port of a server; clients wait until Serve. config is for the API
-// server. ready returns the reason why the program is not ready, or nil. others serves all other paths, and decides itself who may
-// see them; nil: there are none.
+// Listen opens the port of a server; clients wait until Serve. config is for the API server. ready
+// returns the reason why the program is not ready, or nil. others serves all other paths, and
+// decides itself who may see them; nil: there are none.
 func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error, others http.Handler, further ...Resources) (*Server, error) {
 	if options.SecurePort == 0 {
 		return &Server{}, nil

@@ -83,8 +83,8 @@ func (s source) event(constant *ast.ValueSpec, comment string) (Event, error) {
 	return e, err
 }
 
-// recorded returns an error if a call that makes an event has a reason that is no constant, or if the
-// constant's comment has another type. Values of variables are not known here.
+// recorded returns an error if a call that makes an event has a reason that is no constant, or if
+// the constant's comment has another type. Values of variables are not known here.
 func recorded(call *ast.CallExpr, types map[string]string) error {
 	function, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) != 2 {
@@ -107,7 +107,8 @@ func recorded(call *ast.CallExpr, types map[string]string) error {
 // eventPage is a mention of a page, or of a heading of one.
 var eventPage = regexp.MustCompile(`docs/([a-z/-]*?)([a-z-]+)\.md(?:#([a-z0-9-]+))?`)
 
-// link makes a mention a link from docs/reference, with the words of the page's or the heading's name.
+// link makes a mention a link from docs/reference, with the words of the page's or the heading's
+// name.
 func link(mention string) string {
 	parts := eventPage.FindStringSubmatch(mention)
 	return "[" + strings.ReplaceAll(cmp.Or(parts[3], parts[2]), "-", " ") + "](../" + strings.TrimPrefix(mention, "docs/") + ")"

@@ -108,7 +108,7 @@ func TestReferenceEvents(t *testing.T) {
 // An event without a comment that says all, or one that is recorded as something else, is found.
 func TestEvents(t *testing.T) {
 	for name, test := range map[string]struct{ code, want string }{
-		"whole":       {"// EventA (Warning on Pod): it\n// broke. Do: mend it.\nconst EventA = \"A\"\nvar _ = event.Warning(EventA, \"\")", ""},
+		"whole":       {"// EventA (Warning on Pod): it\n// broke. Do: fix it.\nconst EventA = \"A\"\nvar _ = event.Warning(EventA, \"\")", ""},
 		"no comment":  {"const EventA = \"A\"", "EventA: its comment must be"},
 		"no remedy":   {"// EventA (Warning on Pod): it broke.\nconst EventA = \"A\"", "EventA: its comment says not what to do"},
 		"other type":  {"// EventA (Normal on Pod): it works.\nconst EventA = \"A\"\nvar _ = event.Warning(EventA, \"\")", "recorded as Warning"},
@@ -120,7 +120,7 @@ func TestEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 			found, err := Events(folder)
-			if test.want == "" && (err != nil || len(found) != 1 || found[0] != Event{"A", "Warning", "Pod", "it broke.", "mend it."}) {
+			if test.want == "" && (err != nil || len(found) != 1 || found[0] != Event{"A", "Warning", "Pod", "it broke.", "fix it."}) {
 				t.Errorf("found %+v, %v", found, err)
 			}
 			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package address has the commands about addresses: who has one, and which ones a pod, a workload or a claim has.
+// Package address has the commands about addresses: who has one, and which ones a pod, a workload
+// or a claim has.
 package address
 
 import (
@@ -201,7 +202,8 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 	}
 	var pod *v1.Pod
 	if t.Kind == "Pod" {
-		// It only tells whether the addresses are of an earlier pod; a user who may not read it may still read FloatingIPs.
+		// It only tells whether the addresses are of an earlier pod; a user who may not read it may still
+		// read FloatingIPs.
 		if pod, err = l.Kube.CoreV1().Pods(t.Namespace).Get(ctx, t.Name, metav1.GetOptions{}); err != nil {
 			pod = nil
 		}
@@ -262,8 +264,8 @@ func (l *look) follow(ctx context.Context, t *target.Target) {
 	})
 }
 
-// ofOwnPods is for users who may not read FloatingIPs: it reads the annotations of the pods that they may read, which prove
-// nothing, as the user of a pod may have changed them.
+// ofOwnPods is for users who may not read FloatingIPs: it reads the annotations of the pods that
+// they may read, which prove nothing, as the user of a pod may have changed them.
 func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) ([]standing.Address, error) {
 	namespace := cmp.Or(t.Namespace, l.Namespace)
 	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})

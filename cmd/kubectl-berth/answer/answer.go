@@ -44,8 +44,8 @@ type FindingsError string
 
 func (f FindingsError) Error() string { return string(f) }
 
-// Outcome returns the error of a command that looked for findings: a FindingsError where it has some, else one that
-// says what stayed unknown.
+// Outcome returns the error of a command that looked for findings: a FindingsError where it has
+// some, else one that says what stayed unknown.
 func Outcome(findings int, unknown []string) error {
 	switch {
 	case findings > 0:
@@ -282,7 +282,8 @@ func (p *Problems) Add(command, format string, args ...any) {
 	*p = append(*p, Problem{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
-// PrintProblems prints problems with their commands, and then open questions; where there is neither, that all is fine.
+// PrintProblems prints problems with their commands, and then open questions; where there is
+// neither, that all is fine.
 func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []string, fine string) {
 	for _, p := range problems {
 		fmt.Fprintln(out, paint.Red(p.Text))

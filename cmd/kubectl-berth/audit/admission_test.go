@@ -46,7 +46,8 @@ func TestAdmissionPolicies(t *testing.T) {
 	}
 }
 
-// A policy that is missing, and one whose binding only warns, are found; who may not read them does not know.
+// A policy that is missing, and one whose binding only warns, are found; who may not read them does
+// not know.
 func TestAddAdmission(t *testing.T) {
 	var objects []runtime.Object
 	for _, name := range admissionPolicies[1:] {

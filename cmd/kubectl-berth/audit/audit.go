@@ -52,7 +52,8 @@ type Options struct {
 	// Progress is called with the number of objects of a kind that are listed so far, and may
 	// be nil. It is called concurrently.
 	Progress func(what string, n int)
-	// Doubts is called with the suspects before these are looked at again, and with the time until which that goes on; it may be nil.
+	// Doubts is called with the suspects before these are looked at again, and with the time until
+	// which that goes on; it may be nil.
 	Doubts func(suspects []Finding, until time.Time)
 }
 

@@ -135,7 +135,8 @@ func (c *cluster) report(t *testing.T, later func(berth *ipamtest.Server, kube *
 	return report
 }
 
-// auditor returns an Auditor of the cluster that takes no status for late, and the cluster's API servers.
+// auditor returns an Auditor of the cluster that takes no status for late, and the cluster's API
+// servers.
 func (c *cluster) auditor(grace time.Duration, custom dynamic.Interface) (*Auditor, *ipamtest.Server, *fake.Clientset) {
 	berth := ipamtest.NewServer(c.pool)
 	if c.other != nil {

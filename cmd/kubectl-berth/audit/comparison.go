@@ -291,7 +291,8 @@ func runsWith(pod *v1.Pod) (addrs []netip.Addr) {
 	return addrs
 }
 
-// comparePod looks at the addresses that record a pod, and at its IPs. What its annotation says is its user's.
+// comparePod looks at the addresses that record a pod, and at its IPs. What its annotation says is
+// its user's.
 func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	var bound []netip.Addr
 	for _, ip := range c.Recorded(pod.UID) {

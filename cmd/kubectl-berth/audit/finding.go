@@ -24,7 +24,7 @@ type Finding struct {
 	Text string `json:"text"`
 	// Objects are the objects that it follows from, the most important first.
 	Objects []Object `json:"objects"`
-	// Command shows more, or mends it.
+	// Command shows more, or fixes it.
 	Command string `json:"command"`
 
 	// key is equal for two findings that follow from the same state of the same objects.
@@ -153,8 +153,8 @@ var admissionPolicies = []string{
 	"pools-addresses.berth.dev",
 }
 
-// AdmissionPolicies returns Berth's admission policies, and a finding for each that is not in force: tenants and
-// nodes may then do what it forbids. Blocking.
+// AdmissionPolicies returns Berth's admission policies, and a finding for each that is not in
+// force: tenants and nodes may then do what it forbids. Blocking.
 func AdmissionPolicies(ctx context.Context, kube kubernetes.Interface) ([]AdmissionPolicy, []Finding, error) {
 	have, err := kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -79,8 +79,8 @@ func (a *Auditor) kinds(o *objects) (always, workloads []kind) {
 		}
 }
 
-// read lists all objects. Of workloads it lists the kinds that the addresses have as owners, and the
-// kinds between these and pods: the user may not have the right to others. Blocking.
+// read lists all objects. Of workloads it lists the kinds that the addresses have as owners, and
+// the kinds between these and pods: the user may not have the right to others. Blocking.
 func (a *Auditor) read(ctx context.Context) (*objects, error) {
 	o, owners := a.none(), map[string]bool{}
 	always, workloads := a.kinds(o)
@@ -230,8 +230,8 @@ type renewal struct {
 	done  map[string]bool
 }
 
-// object reads an object again. Of kinds that are not listed the rehearsal asks the API server itself, before it finds that an
-// owner wants no address.
+// object reads an object again. Of kinds that are not listed the rehearsal asks the API server
+// itself, before it finds that an owner wants no address.
 func (r *renewal) object(object Object) error {
 	key := object.Kind + " " + object.Namespace + "/" + object.Name
 	at := slices.IndexFunc(r.kinds, func(k kind) bool { return k.name == object.Kind })

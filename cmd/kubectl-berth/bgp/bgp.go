@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bgp has the command about the sessions of nodes with routers, as berth-speaker has them, and about the nodes that
-// announce an address.
+// Package bgp has the command about the sessions of nodes with routers, as berth-speaker has them,
+// and about the nodes that announce an address.
 package bgp
 
 import (
@@ -96,7 +96,8 @@ func New() command.Command {
 	}
 }
 
-// Show asks all speakers about their sessions. It returns an answer with an error, too: see [answer.Outcome].
+// Show asks all speakers about their sessions. It returns an answer with an error, too: see
+// [answer.Outcome].
 func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return (&report{Sessions: []session{}}).show(ctx, call, "", netip.Addr{})
 }

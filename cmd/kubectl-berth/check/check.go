@@ -26,7 +26,7 @@ With --wire it also asks the network who answers for the address of each pod: no
 host, or several.
 
 It changes nothing and locks nothing. Pods may come and go meanwhile: a contradiction is
-looked at again until it is mended, or has lasted unchanged for --grace.`
+looked at again until it is fixed, or has lasted unchanged for --grace.`
 
 const examples = `  # Is everything consistent?
   kubectl berth check

@@ -75,7 +75,8 @@ func (l *lan) Agent(agent *v1.Pod) inquiry.Client {
 	}
 }
 
-// Nodes that do not hear each other, and have addresses of one pool, are found, and many are few findings.
+// Nodes that do not hear each other, and have addresses of one pool, are found, and many are few
+// findings.
 func TestHearing(t *testing.T) {
 	for name, test := range map[string]struct {
 		nodes   int

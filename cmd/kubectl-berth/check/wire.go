@@ -32,8 +32,8 @@ type part struct {
 	vlan int32
 }
 
-// askWire adds findings of the network: nodes that do not hear each other, and wrong answers that it gives twice, with a pause
-// between, about a FloatingIP that did not change meanwhile. Blocking.
+// askWire adds findings of the network: nodes that do not hear each other, and wrong answers that
+// it gives twice, with a pause between, about a FloatingIP that did not change meanwhile. Blocking.
 func (o *options) askWire(ctx context.Context, call *command.Call, report *audit.Report) error {
 	agents, err := call.Programs(ctx, agentpod.Selector, "")
 	if err != nil {
@@ -156,7 +156,8 @@ func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[p
 }
 
 const (
-	// settles is for how many seconds an agent has to listen before it must have heard the others: each says hello once a minute.
+	// settles is for how many seconds an agent has to listen before it must have heard the others:
+	// each says hello once a minute.
 	settles = 60
 	// listed is the number of findings of one kind; more become one.
 	listed = 20
@@ -164,7 +165,8 @@ const (
 	named = 3
 )
 
-// askHearing adds a finding for nodes that do not hear each other on the network of a pool of which both have addresses. Blocking.
+// askHearing adds a finding for nodes that do not hear each other on the network of a pool of which
+// both have addresses. Blocking.
 func askHearing(ctx context.Context, agents node.Agents, pods []*v1.Pod, report *audit.Report) {
 	h, carriers := &hearing{pools: map[netip.Addr]string{}, index: map[string]int{}, members: map[string]*big.Int{}}, map[string]bool{}
 	for ip := range report.Held {
@@ -187,7 +189,8 @@ func askHearing(ctx context.Context, agents node.Agents, pods []*v1.Pod, report 
 	slices.SortStableFunc(report.Findings, func(a, b audit.Finding) int { return strings.Compare(string(a.Code), string(b.Code)) })
 }
 
-// hearing is who hears whom. Sets of nodes have a bit for each, by their numbers: there may be thousands.
+// hearing is who hears whom. Sets of nodes have a bit for each, by their numbers: there may be
+// thousands.
 type hearing struct {
 	// pools are the pools of addresses.
 	pools map[netip.Addr]string
@@ -209,7 +212,8 @@ type ear struct {
 
 func put(set *big.Int, node int) { set.SetBit(set, node, 1) }
 
-// add notes the answer of a node's agent. All nodes are numbered before. A link on which it has only begun to listen does not count.
+// add notes the answer of a node's agent. All nodes are numbered before. A link on which it has
+// only begun to listen does not count.
 func (h *hearing) add(agent *v1.Pod, carried *inquiry.Carried) {
 	links, of := map[string]inquiry.Segment{}, map[string]map[string]bool{}
 	for _, hears := range carried.Hears {
@@ -257,7 +261,8 @@ type gap struct {
 	silent string
 }
 
-// gaps returns for each node which of the others it does not hear or, unless it listens, which do not hear it. Others of a set are left out.
+// gaps returns for each node which of the others it does not hear or, unless it listens, which do
+// not hear it. Others of a set are left out.
 func (h *hearing) gaps(listens bool, leaveOut *big.Int) []gap {
 	gaps := make([]gap, len(h.names))
 	for i := range h.ears {
@@ -288,7 +293,8 @@ func (h *hearing) gaps(listens bool, leaveOut *big.Int) []gap {
 
 func (g *gap) isMost() bool { return g.all > 1 && 2*len(g.others) > g.all }
 
-// findings says first which nodes most others do not hear, then which do not hear most others, and then which do not hear one.
+// findings says first which nodes most others do not hear, then which do not hear most others, and
+// then which do not hear one.
 func (h *hearing) findings() []audit.Finding {
 	slices.SortFunc(h.ears, func(x, y ear) int { return cmp.Compare(x.node, y.node) })
 	silent := map[string]string{}

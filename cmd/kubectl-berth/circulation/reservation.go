@@ -207,8 +207,8 @@ func (o *reserving) readPools(ctx context.Context) (err error) {
 	return err
 }
 
-// reserved handles an address that exists already: it writes the reason if that is
-// reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
+// reserved handles an address that exists already: it writes the reason if that is reserved. An
+// inventory's replaces no other: --prune would undo a reservation that it did not make.
 func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, error) {
 	ip, err := o.FloatingIP(ctx, addr)
 	switch {
@@ -302,8 +302,9 @@ type move struct {
 // mostOfRanges is the largest number of addresses of pools in ranges of an inventory.
 const mostOfRanges = 1 << 16
 
-// plan decides about the addresses of an inventory. ips has the FloatingIPs of its addresses and, to prune, all that are reserved.
-// reason is that of this inventory's reservations. The moves are in the order of the addresses.
+// plan decides about the addresses of an inventory. ips has the FloatingIPs of its addresses and,
+// to prune, all that are reserved. reason is that of this inventory's reservations. The moves are
+// in the order of the addresses.
 func plan(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*v1alpha1.FloatingIP, reason string, prune bool) ([]move, error) {
 	taken, isTaken, err := addressesOf(entries, snapshot, ips)
 	if err != nil {
@@ -338,8 +339,8 @@ func plan(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*
 	}), nil
 }
 
-// addressesOf returns the addresses that the inventory has for others than Berth and that pools give or FloatingIPs
-// have, and all of its addresses for others.
+// addressesOf returns the addresses that the inventory has for others than Berth and that pools
+// give or FloatingIPs have, and all of its addresses for others.
 func addressesOf(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*v1alpha1.FloatingIP) (map[netip.Addr]bool, iprange.Set, error) {
 	taken := map[netip.Addr]bool{}
 	var ranges []iprange.Range

@@ -47,7 +47,8 @@ func floatingIP(address, state string) *v1alpha1.FloatingIP {
 	return ip
 }
 
-// Each address has an outcome, nothing is taken from an owner, and --prune undoes this inventory's reservations only.
+// Each address has an outcome, nothing is taken from an owner, and --prune undoes this inventory's
+// reservations only.
 func TestReserveTaken(t *testing.T) {
 	server := ipamtest.NewServer(
 		pool("10.0.70.0/24", "10.0.70.8-10.0.70.30"),
@@ -171,8 +172,8 @@ func TestLargeRange(t *testing.T) {
 	}
 }
 
-// Whatever is recorded and whatever the inventory has: a plan reserves only what nobody has and a pool gives, puts back only what
-// the inventory's name reserved, and names each address once.
+// Whatever is recorded and whatever the inventory has: a plan reserves only what nobody has and a
+// pool gives, puts back only what the inventory's name reserved, and names each address once.
 func TestPlan(t *testing.T) {
 	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	snapshot := pools.Compile([]*v1alpha1.IPPool{pool("10.0.70.0/28", "10.0.70.4-10.0.70.11")})

@@ -36,9 +36,9 @@ type Cluster struct {
 	namespace *string
 }
 
-// NewCluster returns the cluster that kubectl's flags choose, and adds all of them but --namespace to
-// the command's persistent flags: commands about pods, claims or workloads have that, and others have no
-// such flag, so that it is not ignored silently.
+// NewCluster returns the cluster that kubectl's flags choose, and adds all of them but --namespace
+// to the command's persistent flags: commands about pods, claims or workloads have that, and others
+// have no such flag, so that it is not ignored silently.
 func NewCluster(all *pflag.FlagSet) *Cluster {
 	flags := genericclioptions.NewConfigFlags(true)
 	c := &Cluster{flags: flags, namespace: flags.Namespace}
@@ -57,7 +57,8 @@ func (c *Cluster) addNamespace(flags *pflag.FlagSet, everywhere bool) {
 	flags.StringVarP(c.namespace, "namespace", "n", "", usage)
 }
 
-// Name returns the name of the kubeconfig's context, for people; the API server's URL where there is none.
+// Name returns the name of the kubeconfig's context, for people; the API server's URL where there
+// is none.
 func (c *Cluster) Name() string {
 	raw, err := c.flags.ToRawKubeConfigLoader().RawConfig()
 	if given := c.flags.Context; err == nil && given != nil && *given != "" {
@@ -109,7 +110,8 @@ func (c *Call) connect(namespaced bool) error {
 
 const usualNamespace = "berth-system"
 
-// system returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.
+// system returns the namespace of Berth's programs: the given one, or else that of the agents'
+// DaemonSet.
 func (c *Call) system(ctx context.Context) (string, error) {
 	if c.given != "" {
 		return c.given, c.Require(ctx, &target.Target{Kind: "Namespace", Name: c.given})
@@ -142,7 +144,8 @@ const (
 	completionPage = 2000
 )
 
-// completes completes the names of a kind, and after KIND/ those of that kind, if the arguments may be one more; nil: they may.
+// completes completes the names of a kind, and after KIND/ those of that kind, if the arguments may
+// be one more; nil: they may.
 func (c *Cluster) completes(bare string, may cobra.PositionalArgs) cobra.CompletionFunc {
 	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		kind, prefix := bare, ""
@@ -164,8 +167,8 @@ func (c *Cluster) completes(bare string, may cobra.PositionalArgs) cobra.Complet
 	}
 }
 
-// complete returns words that begin as the user began, each with a prefix. It reads names alone, page by page. Without an answer of
-// the cluster there is no completion.
+// complete returns words that begin as the user began, each with a prefix. It reads names alone,
+// page by page. Without an answer of the cluster there is no completion.
 func (c *Cluster) complete(ctx context.Context, resource schema.GroupVersionResource, namespaced bool, prefix string, args []string, begun string) (fitting []string) {
 	ctx, cancel := context.WithTimeout(ctx, completionTime)
 	defer cancel()

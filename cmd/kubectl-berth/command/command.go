@@ -38,7 +38,8 @@ type Command struct {
 	Aliases, ValidArgs        []string
 	// Args counts the arguments; nil: there are none.
 	Args cobra.PositionalArgs
-	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are none.
+	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are
+	// none.
 	Names string
 	// Flags adds flags to the skeleton's flags.
 	Flags func(flags *pflag.FlagSet)
@@ -52,14 +53,16 @@ type Command struct {
 	Found string
 	// Namespaced commands have -n. For one that is Everywhere its default is all namespaces.
 	Namespaced, Everywhere bool
-	// Programs: the command asks Berth's programs, whose namespace --berth-namespace names, for [Call.System].
+	// Programs: the command asks Berth's programs, whose namespace --berth-namespace names, for
+	// [Call.System].
 	Programs bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
 	// Prepare checks flags and arguments and reads files, before anything is asked of the
 	// cluster. It may be nil.
 	Prepare func(call *Call) error
-	// Offline says, after the flags were read, that the call needs no cluster; nil: it always needs one.
+	// Offline says, after the flags were read, that the call needs no cluster; nil: it always needs
+	// one.
 	Offline func() bool
 	// Answer asks the cluster. An answer is printed also if there is an error, such as an
 	// [answer.FindingsError]. The command has the flags of [answer.Format].
@@ -73,13 +76,15 @@ type Call struct {
 	*Cluster
 	genericiooptions.IOStreams
 	Args []string
-	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after Prepare.
+	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after
+	// Prepare.
 	Targets []target.Target
 	// Watching says that the user gave -w.
 	Watching bool
 	// ForPeople says that the output is a table or text.
 	ForPeople bool
-	// DryRun says that the user gave --dry-run: the API server is asked whether it would do the work, and does nothing.
+	// DryRun says that the user gave --dry-run: the API server is asked whether it would do the work,
+	// and does nothing.
 	DryRun bool
 
 	// The following are set after Prepare.

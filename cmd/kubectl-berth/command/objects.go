@@ -178,7 +178,8 @@ func (c *Call) place() error {
 	return nil
 }
 
-// Require returns an error if there is no such object. It knows nothing of objects that the user may not read.
+// Require returns an error if there is no such object. It knows nothing of objects that the user
+// may not read.
 func (c *Call) Require(ctx context.Context, t *target.Target) error {
 	resource, _, known := target.Resource(t.Kind)
 	if !known {
@@ -225,7 +226,8 @@ func alike(name string, there *metav1.PartialObjectMetadataList) string {
 	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// resourceOf finds a kind that is not known here, as the user wrote it, among those that the API server serves.
+// resourceOf finds a kind that is not known here, as the user wrote it, among those that the API
+// server serves.
 func (c *Call) resourceOf(kind string) (resource schema.GroupVersionResource, err error) {
 	mapper, err := c.flags.ToRESTMapper()
 	if err == nil {

@@ -22,7 +22,8 @@ import (
 // Ports asks Berth's programs.
 func (c *Call) Ports() *agentport.Ports { return &agentport.Ports{Kube: c.Kube, Namespace: c.System} }
 
-// Programs returns the pods of one of Berth's programs, of one node or, where that is empty, of all, the newest first. Blocking.
+// Programs returns the pods of one of Berth's programs, of one node or, where that is empty, of
+// all, the newest first. Blocking.
 func (c *Call) Programs(ctx context.Context, selector, node string) ([]*v1.Pod, error) {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -83,8 +84,9 @@ func Ask[T any](items []T, ask func(T) (note func())) {
 	group.Wait()
 }
 
-// AskPods asks the programs in pods, several at a time, and hands each answer to add, one at a time. Of those that do not
-// answer it returns the open question with the name of their node, which the question has a place for, and why. Blocking.
+// AskPods asks the programs in pods, several at a time, and hands each answer to add, one at a
+// time. Of those that do not answer it returns the open question with the name of their node, which
+// the question has a place for, and why. Blocking.
 func AskPods[A any](pods []*v1.Pod, question string, ask func(*v1.Pod) (A, error), add func(pod *v1.Pod, answer A)) (unknown []string) {
 	Ask(pods, func(pod *v1.Pod) func() {
 		answer, err := ask(pod)
@@ -100,7 +102,8 @@ func AskPods[A any](pods []*v1.Pod, question string, ask func(*v1.Pod) (A, error
 	return unknown
 }
 
-// Progress tells the user on stderr, every few seconds, what a long command is doing. Safe for concurrent use.
+// Progress tells the user on stderr, every few seconds, what a long command is doing. Safe for
+// concurrent use.
 type Progress struct {
 	out io.Writer
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package console has the command console: a page and an HTTP API on the loopback interface, with the rights of the user's
-// kubeconfig. Package feed fills a register from watches; package page draws it, package api answers from it, package access
-// lets requests in, package write writes as the user, and package serve joins these.
+// Package console has the command console: a page and an HTTP API on the loopback interface, with
+// the rights of the user's kubeconfig. Package feed fills a register from watches; package page
+// draws it, package api answers from it, package access lets requests in, package write writes as
+// the user, and package serve joins these.
 package console
 
 import (
@@ -101,7 +102,8 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	return serve.Until(ctx, listener, handler)
 }
 
-// grace is how long something must be wrong, without a change, to be a finding, as for kubectl berth check.
+// grace is how long something must be wrong, without a change, to be a finding, as for kubectl
+// berth check.
 const grace = 20 * time.Second
 
 // check runs kubectl berth check for the page.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package failover has the commands about nodes that are lost: what berth-failover knows of them, for which addresses nodes
-// wait because another host may still answer, and what a person can say about it.
+// Package failover has the commands about nodes that are lost: what berth-failover knows of them,
+// for which addresses nodes wait because another host may still answer, and what a person can say
+// about it.
 package failover
 
 import (
@@ -80,7 +81,8 @@ func New() command.Command {
 	}
 }
 
-// Show asks berth-failover and agents. It returns an answer with an error, too: see [answer.Outcome].
+// Show asks berth-failover and agents. It returns an answer with an error, too: see
+// [answer.Outcome].
 func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	l, r := &look{call, call.Ports()}, &Report{Waiting: []waiting{}}
 	l.addStatus(ctx, r)
@@ -102,7 +104,8 @@ type look struct {
 
 var errNobodyLeads = fmt.Errorf("no replica of %s leads", status.Name)
 
-// leader returns the pod that acts, and what it says. It asks all at once, as one may be on a node that died.
+// leader returns the pod that acts, and what it says. It asks all at once, as one may be on a node
+// that died.
 func (l *look) leader(ctx context.Context, pods []*v1.Pod) (*v1.Pod, *status.Status, error) {
 	type reply struct {
 		pod  *v1.Pod

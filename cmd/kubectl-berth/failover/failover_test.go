@@ -30,7 +30,8 @@ import (
 	"github.com/berth-dev/berth/ipam/failover/status"
 )
 
-// programs are Berth's, by their pods' names. asked are the requests for other resources than those that they answer to GET.
+// programs are Berth's, by their pods' names. asked are the requests for other resources than those
+// that they answer to GET.
 type programs struct {
 	says  map[string]string
 	fails map[string]error
@@ -101,7 +102,8 @@ func newTestLook(of *programs, in string, pods ...runtime.Object) (*look, *strin
 	}, errOut
 }
 
-// Lost nodes and waiting addresses are shown with their state and the reason, with and without berth-failover.
+// Lost nodes and waiting addresses are shown with their state and the reason, with and without
+// berth-failover.
 func TestShow(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	lost := status.Status{Leads: true, Watching: true, Known: 6, Nodes: []status.Node{

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package failure has the meaning of the API server's errors for the user: no cluster, no rights, no CRDs, no such object.
+// Package failure has the meaning of the API server's errors for the user: no cluster, no rights,
+// no CRDs, no such object.
 package failure
 
 import (

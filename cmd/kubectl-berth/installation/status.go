@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package installation has the commands about Berth's own programs: how they are, and their versions.
+// Package installation has the commands about Berth's own programs: how they are, and their
+// versions.
 package installation
 
 import (
@@ -159,7 +160,8 @@ func tag(image string) string {
 	return tag
 }
 
-// add adds the problems of a program, whose pods are so many and called so; ready shows those that are not.
+// add adds the problems of a program, whose pods are so many and called so; ready shows those that
+// are not.
 func (s *status) add(p *program, pods string, all int32, ready, kind string) {
 	if p.Ready < p.Wanted {
 		s.Problems.Add(s.kubectl("%s", ready), "%d of %d %s are ready", p.Ready, p.Wanted, pods)

@@ -41,7 +41,8 @@ type report struct {
 	Ready string `json:"ready"`
 	// Agent is missing where none runs on the node.
 	Agent *agent `json:"agent,omitempty"`
-	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring and the problems.
+	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring
+	// and the problems.
 	NotAsked  string    `json:"notAsked,omitempty"`
 	Addresses []Address `json:"addresses"`
 	// Segments are the networks of pools on which the agent hears those of other nodes.
@@ -75,7 +76,8 @@ type Address struct {
 	Service bool `json:"service,omitempty"`
 	// Link is the node's link to the pod.
 	Link string `json:"link,omitempty"`
-	// Wiring is added where the node carries the address, else what is wrong; empty where nobody was asked.
+	// Wiring is added where the node carries the address, else what is wrong; empty where nobody was
+	// asked.
 	Wiring string `json:"wiring,omitempty"`
 
 	object string
@@ -145,7 +147,8 @@ func show(ctx context.Context, call *command.Call, name string) (*report, error)
 	return r, nil
 }
 
-// addOwn says whether the node carries its own addresses, as its NodeAssignment says, which it need not have.
+// addOwn says whether the node carries its own addresses, as its NodeAssignment says, which it need
+// not have.
 func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	if !slices.ContainsFunc(r.Addresses, func(a Address) bool { return a.Own }) {
 		return
@@ -168,7 +171,8 @@ func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	}
 }
 
-// addServices adds the addresses of Services, and of IPClaims by which pods leave, that the node is to carry.
+// addServices adds the addresses of Services, and of IPClaims by which pods leave, that the node is
+// to carry.
 func (r *report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
 	for i := range assignment.Spec.Addresses {
 		assigned := &assignment.Spec.Addresses[i]
@@ -296,7 +300,8 @@ func (r *report) addContainer(c *inquiry.InspectedContainer) {
 			}
 		}
 	}
-	// A container whose addresses were withdrawn, or that is on its way out, is as it should be where no address is its.
+	// A container whose addresses were withdrawn, or that is on its way out, is as it should be where
+	// no address is its.
 	if !ok && (named || c.Phase == added) {
 		r.Problems.Add("kubectl -n "+c.Pod.Namespace+" describe pod "+c.Pod.Name, "pod %s: %s", c.Pod, text)
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// A node has the addresses of Services that it is to carry. One that it does not carry is a problem after a while.
+// A node has the addresses of Services that it is to carry. One that it does not carry is a problem
+// after a while.
 func TestAddServices(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	since := &metav1.Time{Time: now.Add(-time.Hour)}

@@ -24,7 +24,8 @@ func held(address, pod string, since time.Time) v1alpha1.FloatingIP {
 	}}
 }
 
-// Objects and the agent's answer are one: each address with its wiring, and each contradiction once.
+// Objects and the agent's answer are one: each address with its wiring, and each contradiction
+// once.
 func TestReport(t *testing.T) {
 	now := time.Now()
 	long := now.Add(-time.Hour)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node asks the agents of nodes about their nodes. It needs the Role berth-diagnosis of Berth's
-// namespace: commands do it only when a flag says so, or where they can do without.
+// Package node asks the agents of nodes about their nodes. It needs the Role berth-diagnosis of
+// Berth's namespace: commands do it only when a flag says so, or where they can do without.
 package node
 
 import (

@@ -163,8 +163,9 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	}
 }
 
-// perNode adds the verdict of the scheduler's filters on each node; unfit returns why a node
-// that its pools serve can have no address, and says what to do. sessionless are the nodes without a BGP session.
+// perNode adds the verdict of the scheduler's filters on each node; unfit returns why a node that
+// its pools serve can have no address, and says what to do. sessionless are the nodes without a BGP
+// session.
 func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless map[string]bool, unfit func(node string) string) {
 	byReason := map[string]*Node{}
 	serves, causes := false, map[Cause]bool{}
@@ -321,7 +322,8 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	}
 }
 
-// tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and not again in the nodes'.
+// tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and
+// not again in the nodes'.
 func (w *Why) tables(out io.Writer) {
 	addresses, ofPod := answer.NewTable("Address", "Pool", "Nodes", "Problem"), answer.NewTable("Address", "Pool", "Problem")
 	for _, a := range w.Addresses {
@@ -353,7 +355,8 @@ func (w *Why) tables(out io.Writer) {
 	nodes.Print(out)
 }
 
-// repeats says whether a text of the scheduler's has nothing but what is said of the pod or of each node here.
+// repeats says whether a text of the scheduler's has nothing but what is said of the pod or of each
+// node here.
 func (w *Why) repeats(text string) bool {
 	if w.Problem != "" && strings.Contains(text, w.Problem) {
 		return true
@@ -383,7 +386,8 @@ func ago(at *metav1.Time, now time.Time) string {
 	return ", " + answer.Age(at, now) + " ago"
 }
 
-// Cause is what a pod waits for, with the words of the metric berth_scheduler_waiting_pods where the scheduler has one.
+// Cause is what a pod waits for, with the words of the metric berth_scheduler_waiting_pods where
+// the scheduler has one.
 type Cause string
 
 // Causes.

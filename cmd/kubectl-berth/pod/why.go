@@ -73,7 +73,8 @@ func NewWhy() command.Command {
 	}
 }
 
-// about explains a target: a pod or Service, the one that has an address, or of the pods of a workload or claim one that waits.
+// about explains a target: a pod or Service, the one that has an address, or of the pods of a
+// workload or claim one that waits.
 func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 	switch t.Kind {
 	case target.Addresses:
@@ -121,7 +122,8 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 	return l.explain(ctx)
 }
 
-// worse says whether a pod needs an explanation more than another of its workload: it waits, or is not ready.
+// worse says whether a pod needs an explanation more than another of its workload: it waits, or is
+// not ready.
 func worse(pod, other *v1.Pod) bool {
 	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
@@ -301,8 +303,9 @@ func (l *look) bound(ctx context.Context, why *Why) error {
 	return nil
 }
 
-// names returns the names of the FloatingIPs that record the pod on its node, in their order. If these are fewer than it
-// requests, or may not be listed, it returns what the pod's annotation says.
+// names returns the names of the FloatingIPs that record the pod on its node, in their order. If
+// these are fewer than it requests, or may not be listed, it returns what the pod's annotation
+// says.
 func (l *look) names(ctx context.Context) ([]string, error) {
 	said, _ := podrequest.NamesOf(l.pod)
 	list, err := l.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: "spec.node=" + l.pod.Spec.NodeName})
@@ -418,7 +421,8 @@ func (l *look) judge(ctx context.Context, why *Why, service *v1.Service, shown [
 	return nil
 }
 
-// standing reads the objects that decide about a Service. wrong is about its request, or that of the Service that leads its group.
+// standing reads the objects that decide about a Service. wrong is about its request, or that of
+// the Service that leads its group.
 func (l *look) standing(ctx context.Context, service *v1.Service) (standing services.Standing, wrong, err error) {
 	namespace, err := l.Kube.CoreV1().Namespaces().Get(ctx, service.Namespace, metav1.GetOptions{})
 	if err != nil {

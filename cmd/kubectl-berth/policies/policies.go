@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policies has the commands about network policies: what enforcement for all pods would change, and which policy
-// decides about a connection.
+// Package policies has the commands about network policies: what enforcement for all pods would
+// change, and which policy decides about a connection.
 package policies
 
 import (

@@ -254,7 +254,8 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 			}
 		}
 	}
-	// An administrator may have named no pool, and addresses may be recorded under another pool's name.
+	// An administrator may have named no pool, and addresses may be recorded under another pool's
+	// name.
 	status := &f.object.Status
 	for _, selectors := range [][]string{{"spec.pool=" + name, "spec.pool="}, {""}} {
 		for _, selector := range selectors {

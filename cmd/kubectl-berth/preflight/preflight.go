@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight has the command preflight: what an installation would find in a cluster and on each of its nodes.
+// Package preflight has the command preflight: what an installation would find in a cluster and on
+// each of its nodes.
 package preflight
 
 import (
@@ -225,10 +226,12 @@ func (r *report) answer() *answer.Answer {
 	}}
 }
 
-// folders are what the agent's container has of the node: networks that need more need agent.hostRoot=true.
+// folders are what the agent's container has of the node: networks that need more need
+// agent.hostRoot=true.
 var folders = []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni", "/run/flannel"}
 
-// nodes looks at each node with a pod of the agent's image, in a namespace that is deleted in the end.
+// nodes looks at each node with a pod of the agent's image, in a namespace that is deleted in the
+// end.
 func (r *report) nodes(ctx context.Context, call *command.Call, o options, all []v1.Node) (err error) {
 	namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-preflight-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}}}
 	namespace, err = call.Kube.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
@@ -265,7 +268,8 @@ func (r *report) nodes(ctx context.Context, call *command.Call, o options, all [
 	return nil
 }
 
-// runOn makes a pod on each node, and returns them when all have ended, or by their last state where they do not end in time.
+// runOn makes a pod on each node, and returns them when all have ended, or by their last state
+// where they do not end in time.
 func runOn(ctx context.Context, pods typed.PodInterface, o options, all []v1.Node) (map[string]*v1.Pod, error) {
 	made := map[string]*v1.Pod{}
 	// The controller of ServiceAccounts may not have made the namespace's yet.
@@ -313,8 +317,9 @@ func why(pod *v1.Pod, said []byte) string {
 	return "its pod is " + string(pod.Status.Phase) + " " + pod.Status.Message
 }
 
-// podOn returns the pod that looks at a node: whatever taints the node has, without a network of its own, and with the agent's
-// capabilities, because it tries things as the agent does: iptables in a network namespace that it makes.
+// podOn returns the pod that looks at a node: whatever taints the node has, without a network of
+// its own, and with the agent's capabilities, because it tries things as the agent does: iptables
+// in a network namespace that it makes.
 func podOn(node string, o options) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "node-"},

@@ -88,8 +88,8 @@ type Nobody struct {
 	Because string
 }
 
-// OfNobody returns the state of an address that has no FloatingIP, by the pools and the snapshot that [pools.Compile] makes of
-// them.
+// OfNobody returns the state of an address that has no FloatingIP, by the pools and the snapshot
+// that [pools.Compile] makes of them.
 func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot) Nobody {
 	if home, ok := snapshot.Home(addr); ok {
 		pool := snapshot.Pools()[home]
@@ -170,7 +170,8 @@ type Address struct {
 	Conflict bool `json:"conflict,omitempty"`
 	// Note says in a sentence why nobody has the address, or which facts about it are unknown.
 	Note string `json:"note,omitempty"`
-	// UID and ResourceVersion of the FloatingIP, of addresses that can be released as they are here: those of the console.
+	// UID and ResourceVersion of the FloatingIP, of addresses that can be released as they are here:
+	// those of the console.
 	UID             string `json:"uid,omitempty"`
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 

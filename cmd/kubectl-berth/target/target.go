@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package target reads what a command is about: addresses, or an object. It takes what people write, what kubectl's -o name
-// prints, and what the commands print themselves. It asks nobody whether there is such an object.
+// Package target reads what a command is about: addresses, or an object. It takes what people
+// write, what kubectl's -o name prints, and what the commands print themselves. It asks nobody
+// whether there is such an object.
 package target
 
 import (
@@ -26,12 +27,14 @@ type Target struct {
 	// Kind as Kubernetes writes it, or the user's word for a kind that is not known here.
 	Kind            string
 	Namespace, Name string
-	// Range of a target that is Addresses. hostBits says that it was written as one of its addresses with a prefix length.
+	// Range of a target that is Addresses. hostBits says that it was written as one of its addresses
+	// with a prefix length.
 	Range    iprange.Range
 	hostBits string
 }
 
-// kinds are those that people name by short names. Others are named as Kubernetes does, with their group where need be.
+// kinds are those that people name by short names. Others are named as Kubernetes does, with their
+// group where need be.
 var kinds = []struct {
 	kind, group, version, resource string
 	namespaced                     bool
@@ -78,7 +81,8 @@ func KindOf(word string) (kind string, ok bool) {
 // isKind says whether a word is written as a kind is, and a name cannot be.
 func isKind(word string) bool { return strings.IndexFunc(word, unicode.IsUpper) >= 0 }
 
-// Join joins words of a command line where one is a kind and the next its object: "StatefulSet shop/web", as commands print owners.
+// Join joins words of a command line where one is a kind and the next its object: "StatefulSet
+// shop/web", as commands print owners.
 func Join(words []string) []string {
 	var joined []string
 	for i := 0; i < len(words); i++ {
@@ -147,8 +151,8 @@ func noAddress(text string) error {
 	return fmt.Errorf("%q is no address: write 10.0.70.2, 10.0.70.0/30 or 2001:db8::1", text)
 }
 
-// parseAddresses reads an address in any spelling, the name of a FloatingIP, a prefix, or FIRST-LAST; is says whether the text
-// is meant as such.
+// parseAddresses reads an address in any spelling, the name of a FloatingIP, a prefix, or
+// FIRST-LAST; is says whether the text is meant as such.
 func parseAddresses(text string) (t Target, is bool, err error) {
 	plain := strings.NewReplacer("[", "", "]", "").Replace(text)
 	addr, err := v1alpha1.AddrOf(plain)
@@ -203,8 +207,9 @@ func (t *Target) Addr() (netip.Addr, error) {
 	return t.Range.First, nil
 }
 
-// Each returns all addresses of a target that is at most this many. A program that writes asks for exact ones: whoever copies an
-// address with the prefix length of its network does not mean the whole network.
+// Each returns all addresses of a target that is at most this many. A program that writes asks for
+// exact ones: whoever copies an address with the prefix length of its network does not mean the
+// whole network.
 func (t *Target) Each(most uint64, exact bool) ([]netip.Addr, error) {
 	switch {
 	case t.Kind != Addresses:
@@ -260,7 +265,8 @@ func (t *Target) Selector() string {
 	return selector
 }
 
-// Has says whether an address is the target's: of a pod, one that it holds or that is kept for a pod of its name.
+// Has says whether an address is the target's: of a pod, one that it holds or that is kept for a
+// pod of its name.
 func (t *Target) Has(ip *v1alpha1.FloatingIP) bool {
 	spec := &ip.Spec
 	switch {

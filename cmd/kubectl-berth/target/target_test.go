@@ -53,7 +53,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Words of a command line are joined where one is a kind and the next its object, as the commands print them.
+// Words of a command line are joined where one is a kind and the next its object, as the commands
+// print them.
 func TestJoin(t *testing.T) {
 	for text, want := range map[string]string{
 		"StatefulSet shop/web": "StatefulSet shop/web", "web-0": "web-0", "StatefulSet": "StatefulSet",

@@ -162,8 +162,9 @@ type port interface {
 	node.Agents
 }
 
-// fromNodes returns the links that only the nodes know: agent and kernel, and wire or, where routers lead to the address, table
-// and session. An error says that the user may not ask. Blocking.
+// fromNodes returns the links that only the nodes know: agent and kernel, and wire or, where
+// routers lead to the address, table and session. An error says that the user may not ask.
+// Blocking.
 func fromNodes(ctx context.Context, call *command.Call, s *audit.Subject, port port) ([]Link, error) {
 	spec, agent := &s.IP.Spec, s.Agent.Name
 	show := "kubectl berth node " + spec.Node
@@ -190,8 +191,8 @@ func fromNodes(ctx context.Context, call *command.Call, s *audit.Subject, port p
 	return append(links, link(s, "wire", func(s *audit.Subject) Link { return ofWire(ctx, s, port) })), nil
 }
 
-// ofRouting returns the links by which routers lead to an address: table 98 of its node, and a session of the node's
-// speaker. Blocking.
+// ofRouting returns the links by which routers lead to an address: table 98 of its node, and a
+// session of the node's speaker. Blocking.
 func ofRouting(ctx context.Context, call *command.Call, ip *v1alpha1.FloatingIP, port command.Port) []Link {
 	pods, err := call.Programs(ctx, status.Selector, ip.Spec.Node)
 	if err == nil && len(pods) == 0 {

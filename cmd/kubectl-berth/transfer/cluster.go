@@ -32,14 +32,16 @@ import (
 type cluster struct {
 	*command.Call
 	progress *command.Progress
-	// kinds and resources of namespaced objects that the API server can list, and all that it serves, written "resource.group".
+	// kinds and resources of namespaced objects that the API server can list, and all that it serves,
+	// written "resource.group".
 	kinds     map[string][]schema.GroupVersionKind
 	resources map[schema.GroupVersionKind]schema.GroupVersionResource
 	serves    map[string]bool
 	notes     []string
 }
 
-// connect reads the kinds that the API server serves, and begins to say what the command is doing until end.
+// connect reads the kinds that the API server serves, and begins to say what the command is doing
+// until end.
 func connect(call *command.Call) (c *cluster, end func(), err error) {
 	c = &cluster{Call: call, kinds: map[string][]schema.GroupVersionKind{}, resources: map[schema.GroupVersionKind]schema.GroupVersionResource{}, serves: map[string]bool{}}
 	api, err := call.Discovery()
@@ -89,8 +91,8 @@ func each[L, T runtime.Object](ctx context.Context, c *cluster, what string, lis
 	return nil
 }
 
-// readBerth reads Berth's objects of some kinds: each kind as of one moment, in this order, so that objects that
-// addresses refer to are there, if they come later, unless they were deleted since.
+// readBerth reads Berth's objects of some kinds: each kind as of one moment, in this order, so that
+// objects that addresses refer to are there, if they come later, unless they were deleted since.
 func (c *cluster) readBerth(ctx context.Context, kinds []string) (*backup.Objects, error) {
 	objects := &backup.Objects{}
 	for _, kind := range kinds {
@@ -149,7 +151,8 @@ func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, ad
 	})
 }
 
-// eachDocument calls add with every document of a YAML or JSON text, in JSON; not with one that has nothing but comments.
+// eachDocument calls add with every document of a YAML or JSON text, in JSON; not with one that has
+// nothing but comments.
 func eachDocument(text []byte, add func(document []byte) error) error {
 	if json.Valid(text) { // YAML refuses JSON that is indented with tabs
 		return addDocument(1, text, nil, add)

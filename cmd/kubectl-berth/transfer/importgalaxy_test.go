@@ -126,7 +126,7 @@ func TestReadFiles(t *testing.T) {
 	}{
 		{name: "configuration", text: pools, config: pools},
 		{name: "indented with tabs", text: "[\n\t{\n\t\t\"ips\": []}]\n", config: "[\n\t{\n\t\t\"ips\": []}]"},
-		{name: "configuration in YAML", text: "# mended\n- nodeSubnets: []\n  ips: []\n", config: pools},
+		{name: "configuration in YAML", text: "# fixed\n- nodeSubnets: []\n  ips: []\n", config: pools},
 		{name: "process configuration", text: `{"schedule_plugin":{"floatingips":` + pools + `}}`, config: `{"schedule_plugin":{"floatingips":` + pools + `}}`},
 		{name: "ConfigMap", text: "apiVersion: v1\nkind: ConfigMap\ndata:\n  floatingips: '[]'\n", config: "[]"},
 		{name: "one object", text: "# comment\n---\napiVersion: galaxy.k8s.io/v1alpha1\nkind: FloatingIP\nmetadata: {name: 10.0.0.1}\nspec: {key: a, policy: 1}\n", ips: 1},

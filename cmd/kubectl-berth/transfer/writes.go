@@ -57,8 +57,8 @@ func (c *cluster) apply(ctx context.Context, made *plan.Plan, workers int, kinds
 	return nil
 }
 
-// write creates or updates an item's object and returns its UID. Strict: otherwise a field that the CRDs of an older Berth lack
-// would be dropped.
+// write creates or updates an item's object and returns its UID. Strict: otherwise a field that the
+// CRDs of an older Berth lack would be dropped.
 func (c *cluster) write(ctx context.Context, item *plan.Item, dryRun ...string) (types.UID, error) {
 	object, err := item.Object()
 	if err == nil {
@@ -169,12 +169,13 @@ func row(item *plan.Item) []string {
 	return append(cells, plan.Join(about, item.Note))
 }
 
-// ofGalaxy are the kinds of objects that Galaxy's become, in the order in which to create them: addresses carry the UIDs of
-// claims, and nothing is to be allocated from pools before all addresses in use are recorded.
+// ofGalaxy are the kinds of objects that Galaxy's become, in the order in which to create them:
+// addresses carry the UIDs of claims, and nothing is to be allocated from pools before all
+// addresses in use are recorded.
 var ofGalaxy = []string{"IPClaim", "FloatingIP", "IPPool"}
 
-// printObjects writes the objects to create, in the order in which to create them. An update needs the existing object: it is
-// not printed.
+// printObjects writes the objects to create, in the order in which to create them. An update needs
+// the existing object: it is not printed.
 func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	var flags genericclioptions.JSONYamlPrintFlags
 	printer, err := flags.ToPrinter(format)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trial has the command test: pods of its own in a namespace of its own ask each other, and one of them moves.
+// Package trial has the command test: pods of its own in a namespace of its own ask each other, and
+// one of them moves.
 package trial
 
 import (
@@ -148,7 +149,8 @@ func (t *trial) play(ctx context.Context) error {
 	return t.askAll(ctx, []*v1.Pod{next, pods[1], pods[2]})
 }
 
-// askAll has each pod ask each pod with a floating IP at its addresses; the asked ones see the source of a pod with a floating IP.
+// askAll has each pod ask each pod with a floating IP at its addresses; the asked ones see the
+// source of a pod with a floating IP.
 func (t *trial) askAll(ctx context.Context, pods []*v1.Pod) error {
 	for _, from := range pods {
 		for _, to := range pods[:servers] {
@@ -311,8 +313,8 @@ func (t *trial) begin(ctx context.Context) error {
 	return nil
 }
 
-// podSpec is of a pod that a namespace takes which enforces the Pod Security Standard restricted. The pods go to different nodes where
-// they can.
+// podSpec is of a pod that a namespace takes which enforces the Pod Security Standard restricted.
+// The pods go to different nodes where they can.
 func podSpec(image string) v1.PodSpec {
 	apart := v1.PodAffinityTerm{TopologyKey: hostname, LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}}
 	return v1.PodSpec{
@@ -457,7 +459,8 @@ func (t *trial) forwarded(ctx context.Context, pod *v1.Pod, do func(local string
 	return do(fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 }
 
-// watchGap has the client ask an address until end, which returns the longest time without an answer.
+// watchGap has the client ask an address until end, which returns the longest time without an
+// answer.
 func (t *trial) watchGap(ctx context.Context, client *v1.Pod, address netip.Addr) (end func() time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	var (

@@ -12,7 +12,8 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// A node that answers for more than its pods' addresses, or goes on after its cable was out, is not ready, and says why.
+// A node that answers for more than its pods' addresses, or goes on after its cable was out, is not
+// ready, and says why.
 func TestReadySettings(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

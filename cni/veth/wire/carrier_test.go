@@ -34,7 +34,8 @@ func entries(h *netnstest.Host) string {
 	return h.IP("neigh", "show", "proxy") + h.IP("-6", "neigh", "show", "proxy")
 }
 
-// awaitSilence waits until the node has no proxy entry. The kernel removes them after it told of the carrier.
+// awaitSilence waits until the node has no proxy entry. The kernel removes them after it told of
+// the carrier.
 func awaitSilence(t *testing.T, h *netnstest.Host) {
 	t.Helper()
 	netnstest.Eventually(t, func() error {
@@ -45,8 +46,9 @@ func awaitSilence(t *testing.T, h *netnstest.Host) {
 	})
 }
 
-// A node whose link loses its carrier answers for no address when the carrier is back, also if nobody puts anything in
-// order meanwhile: the addresses may be another node's by then. Without a carrier nothing is missing, and nothing is added.
+// A node whose link loses its carrier answers for no address when the carrier is back, also if
+// nobody puts anything in order meanwhile: the addresses may be another node's by then. Without a
+// carrier nothing is missing, and nothing is added.
 func TestCarrierLost(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -115,8 +117,8 @@ func TestCarrierLost(t *testing.T) {
 	reach()
 }
 
-// On each kind of link the kernel removes our entries with the carrier. Entries that another program added as
-// NUD_PERMANENT stay since Linux 6.17, and the stable kernels of August 2025.
+// On each kind of link the kernel removes our entries with the carrier. Entries that another
+// program added as NUD_PERMANENT stay since Linux 6.17, and the stable kernels of August 2025.
 func TestVLANCarrierLost(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*testing.T, *netnstest.Host) string{

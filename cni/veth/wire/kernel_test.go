@@ -371,9 +371,9 @@ func tableText(node *netnstest.Host) string {
 	return "none"
 }
 
-// The kubelet makes a new sandbox for a pod before it takes the old one down.
-// The set-up of a further pod changes nothing of the uplink: programs that watch it, the agent among them, look
-// at all that depends on it after each change.
+// The kubelet makes a new sandbox for a pod before it takes the old one down. The set-up of a
+// further pod changes nothing of the uplink: programs that watch it, the agent among them, look at
+// all that depends on it after each change.
 func TestSetupLeavesTheUplinkAlone(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

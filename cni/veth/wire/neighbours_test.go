@@ -48,8 +48,9 @@ func neighbours(h *netnstest.Host, family string) (missing int) {
 	return missing
 }
 
-// A pod that looks for all hosts of a large network leaves room in the kernel's table of neighbours, which has
-// 1,024 for all namespaces together: the node finds its own, and its pods find those that answered, and routers.
+// A pod that looks for all hosts of a large network leaves room in the kernel's table of
+// neighbours, which has 1,024 for all namespaces together: the node finds its own, and its pods
+// find those that answered, and routers.
 func TestScan(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ family, own, first, client, outside, nodeB, subnet string }{
@@ -88,8 +89,8 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// A pod may talk to as many hosts as there are, once they have answered; a host that never answers is
-// tried again and again.
+// A pod may talk to as many hosts as there are, once they have answered; a host that never answers
+// is tried again and again.
 func TestManyNeighbours(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -140,8 +141,9 @@ func TestManyNeighbours(t *testing.T) {
 	})
 }
 
-// The hosts of the network keep the pod as their neighbour: a host that has known it for a while asks it again by unicast (RFC 4861, section
-// 7.3.3), for which an entry goes to PROBE, and by the answer back to REACHABLE.
+// The hosts of the network keep the pod as their neighbour: a host that has known it for a while
+// asks it again by unicast (RFC 4861, section 7.3.3), for which an entry goes to PROBE, and by the
+// answer back to REACHABLE.
 func TestNeighbourStates(t *testing.T) {
 	t.Parallel()
 	for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {

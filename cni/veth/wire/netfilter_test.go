@@ -150,8 +150,8 @@ func TestRulesTakenAway(t *testing.T) {
 	}
 }
 
-// The rules come back for the addresses that the node carries to pods, and for no others: nobody is asked
-// whose they are.
+// The rules come back for the addresses that the node carries to pods, and for no others: nobody is
+// asked whose they are.
 func TestFilterComesBack(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

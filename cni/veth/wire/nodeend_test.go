@@ -10,8 +10,9 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// A node's first address is on a network that has nothing to do with the pods'. Pods see the node by the address of its uplink, also
-// where the node masquerades, and after the uplink got another address.
+// A node's first address is on a network that has nothing to do with the pods'. Pods see the node
+// by the address of its uplink, also where the node masquerades, and after the uplink got another
+// address.
 func TestNodeEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ any, own, first, node, next, client string }{

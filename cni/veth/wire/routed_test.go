@@ -165,8 +165,8 @@ func TestRouted(t *testing.T) {
 	}
 }
 
-// A router that leads an address to a node that has it no more is told so. Without the rule the packet goes to and fro
-// until its TTL ends. The node and its pods reach the address where it is.
+// A router that leads an address to a node that has it no more is told so. Without the rule the
+// packet goes to and fro until its TTL ends. The node and its pods reach the address where it is.
 func TestRoutedLoop(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ a, other, nodeA, nodeB string }{
@@ -319,8 +319,8 @@ func TestAdvertised(t *testing.T) {
 	expect("repaired, not complete", "")
 }
 
-// The subnet of another pool may have an address that routers lead to the node: its pod's packets leave by the node's routes
-// all the same.
+// The subnet of another pool may have an address that routers lead to the node: its pod's packets
+// leave by the node's routes all the same.
 func TestRoutedInAnotherSubnet(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

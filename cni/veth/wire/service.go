@@ -31,7 +31,8 @@ const (
 	servicesEnd  = servicesLink + "-end"
 )
 
-// Service is an address of a Service of type LoadBalancer that the node carries, or one of whose ports it leads to other nodes.
+// Service is an address of a Service of type LoadBalancer that the node carries, or one of whose
+// ports it leads to other nodes.
 type Service struct {
 	Address netip.Addr
 	// Subnet is the subnet of the address's pool.

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A survey of many pods reads the kernel as often as one of a pod, and finds the same things missing as a check of
-// each pod.
+// A survey of many pods reads the kernel as often as one of a pod, and finds the same things
+// missing as a check of each pod.
 func TestSurvey(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)

@@ -10,8 +10,9 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// A node that has an address of a pool itself, as a virtual address, by a local route or as the pool's gateway, carries it to no pod, and
-// says which link has it. When it takes one later, the pods' check says so.
+// A node that has an address of a pool itself, as a virtual address, by a local route or as the
+// pool's gateway, carries it to no pod, and says which link has it. When it takes one later, the
+// pods' check says so.
 func TestAddressOnNode(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t)
@@ -49,7 +50,8 @@ func TestAddressOnNode(t *testing.T) {
 	}
 }
 
-// The first pattern that some link matches chooses the uplink, and two links of one pattern are an error that names both.
+// The first pattern that some link matches chooses the uplink, and two links of one pattern are an
+// error that names both.
 func TestUplinkOf(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)

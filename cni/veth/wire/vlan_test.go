@@ -95,8 +95,9 @@ func TestVLAN(t *testing.T) {
 	}
 }
 
-// A node answers in a VLAN for the address of a Service, and in no other. Where its reverse path filter would drop the clients' packets,
-// as without an address of the node in that network, it does not answer, and the error says so.
+// A node answers in a VLAN for the address of a Service, and in no other. Where its reverse path
+// filter would drop the clients' packets, as without an address of the node in that network, it
+// does not answer, and the error says so.
 func TestVLANService(t *testing.T) {
 	netnstest.NeedLinks(t, "vlan")
 	w := newTopology(t)

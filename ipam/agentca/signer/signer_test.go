@@ -34,7 +34,8 @@ const (
 	agentsUser = "system:serviceaccount:berth-system:berth-agent"
 )
 
-// newKube returns an API server with the node node1, the objects of the manifests and one user who is an agent.
+// newKube returns an API server with the node node1, the objects of the manifests and one user who
+// is an agent.
 func newKube() *fake.Clientset {
 	kube := fake.NewClientset(
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "c"}},
@@ -106,7 +107,8 @@ func handled(t *testing.T, s *Signer, request *certificatesv1.CertificateSigning
 	return now
 }
 
-// The agent of a node gets a certificate of that node and its own key, also if somebody was faster to approve it.
+// The agent of a node gets a certificate of that node and its own key, also if somebody was faster
+// to approve it.
 func TestSigns(t *testing.T) {
 	for _, approved := range []bool{false, true} {
 		kube := newKube()
@@ -133,7 +135,8 @@ func TestSigns(t *testing.T) {
 	}
 }
 
-// Nobody gets the certificate of another node, or for something else. Who approved it does not matter.
+// Nobody gets the certificate of another node, or for something else. Who approved it does not
+// matter.
 func TestRefuses(t *testing.T) {
 	p256, err := ecdsa.GenerateKey(elliptic.P256(), nil)
 	if err != nil {
@@ -216,7 +219,8 @@ func spoil(t *testing.T, text []byte) []byte {
 	return pem.EncodeToMemory(block)
 }
 
-// An API server that fails refuses nobody, and nothing is signed without an authority that agents know.
+// An API server that fails refuses nobody, and nothing is signed without an authority that agents
+// know.
 func TestWaits(t *testing.T) {
 	for _, resource := range []string{"nodes", "subjectaccessreviews"} {
 		kube := newKube()
@@ -251,8 +255,9 @@ func objects(t *testing.T, kube *fake.Clientset) (secret *corev1.Secret, bundle 
 	return secret, bundle
 }
 
-// An authority is replaced: the new one does not sign before agents have had five minutes to read it, also where another leader begins
-// meanwhile, and the old one is believed until all that it signed has ended.
+// An authority is replaced: the new one does not sign before agents have had five minutes to read
+// it, also where another leader begins meanwhile, and the old one is believed until all that it
+// signed has ended.
 func TestReplacement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := newKube()
@@ -310,8 +315,8 @@ func TestReplacement(t *testing.T) {
 	})
 }
 
-// Objects that were copied from another cluster, as by a restore of its namespace, are not used. What nobody can read, or is not
-// there, is told.
+// Objects that were copied from another cluster, as by a restore of its namespace, are not used.
+// What nobody can read, or is not there, is told.
 func TestObjects(t *testing.T) {
 	kube, origin := newKube(), newKube()
 	ready(t, kube)

@@ -144,8 +144,8 @@ type FloatingIPSpec struct {
 	// +optional
 	Service *ServiceReference `json:"service,omitempty"`
 
-	// egress says that the ordinary pods of the namespace of the owner, an IPClaim, leave the cluster by
-	// the address, which no pod has.
+	// egress says that the ordinary pods of the namespace of the owner, an IPClaim, leave the cluster
+	// by the address, which no pod has.
 	//
 	// +optional
 	Egress *EgressHolder `json:"egress,omitempty"`
@@ -357,8 +357,8 @@ func (s *FloatingIPSpec) IsRouted() bool { return s.Network != nil && s.Network.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
 // Holder returns the object that has the address now: a Pod, a Service, an IPClaim by whose address
-// pods leave, or a Node itself. No other kind can have an address. The result has no UID, and is nil
-// if the address has no holder.
+// pods leave, or a Node itself. No other kind can have an address. The result has no UID, and is
+// nil if the address has no holder.
 func (s *FloatingIPSpec) Holder() *Owner {
 	holder := Owner{APIVersion: "v1"}
 	if s.Owner != nil {
@@ -461,8 +461,8 @@ type ServiceReference struct {
 	Node string `json:"node,omitempty"`
 }
 
-// Carrier returns the field with the node that answers for the address on its link, of a Service or for pods that leave; nil if nobody
-// does so for the holder.
+// Carrier returns the field with the node that answers for the address on its link, of a Service or
+// for pods that leave; nil if nobody does so for the holder.
 func (s *FloatingIPSpec) Carrier() *string {
 	switch {
 	case s.Service != nil:
@@ -475,8 +475,8 @@ func (s *FloatingIPSpec) Carrier() *string {
 
 // EgressHolder says which nodes send packets of pods from an address, and which one answers for it.
 type EgressHolder struct {
-	// node is the one that answers for the address on its link, or is about to, and leads packets to the nodes of the blocks.
-	// berth-controller writes it as service.node.
+	// node is the one that answers for the address on its link, or is about to, and leads packets to
+	// the nodes of the blocks. berth-controller writes it as service.node.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -502,7 +502,8 @@ func (h *EgressHolder) Has(node string, first int32) bool {
 
 // EgressBlock is ports of an address from which one node sends packets of pods.
 type EgressBlock struct {
-	// index of the block: its first port is index times the number of its ports. No block begins below port 1024.
+	// index of the block: its first port is index times the number of its ports. No block begins below
+	// port 1024.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=511
@@ -518,7 +519,8 @@ type EgressBlock struct {
 	Withdrawn bool `json:"withdrawn,omitempty"`
 }
 
-// FirstEgressBlock returns the index of an address's first block, where blocks have so many ports: 128 or more, and a power of two.
+// FirstEgressBlock returns the index of an address's first block, where blocks have so many ports:
+// 128 or more, and a power of two.
 func FirstEgressBlock(ports int32) int32 { return max(1, 1024/ports) }
 
 // EgressBlocks returns how many blocks an address has.

@@ -104,9 +104,10 @@ type IPClaimSpec struct {
 	// +optional
 	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
 
-	// egress has the pods of the namespace that have no floating IPs leave the cluster with the addresses
-	// of the claim, from every node, and by the gateway of their pool, which needs nodeAddresses. No pod or
-	// Service can name the claim. Of several such claims of a namespace the oldest counts, for each family.
+	// egress has the pods of the namespace that have no floating IPs leave the cluster with the
+	// addresses of the claim, from every node, and by the gateway of their pool, which needs
+	// nodeAddresses. No pod or Service can name the claim. Of several such claims of a namespace the
+	// oldest counts, for each family.
 	//
 	// +optional
 	Egress *ClaimEgress `json:"egress,omitempty"`
@@ -114,8 +115,8 @@ type IPClaimSpec struct {
 
 // ClaimEgress says how pods leave with the addresses of an IPClaim.
 type ClaimEgress struct {
-	// portsPerNode is the number of ports of an address that a node has, and so the number of connections
-	// of its pods to one destination and port. An address has 63 blocks of 1024 ports.
+	// portsPerNode is the number of ports of an address that a node has, and so the number of
+	// connections of its pods to one destination and port. An address has 63 blocks of 1024 ports.
 	//
 	// +kubebuilder:default=1024
 	// +kubebuilder:validation:Enum=128;256;512;1024;2048;4096;8192;16384

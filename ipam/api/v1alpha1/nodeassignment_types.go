@@ -49,8 +49,8 @@ type NodeAssignmentSpec struct {
 	// +optional
 	Egress []AssignedEgress `json:"egress,omitempty"`
 
-	// claims are the IPClaims by whose addresses ordinary pods leave, of all namespaces: the node does not know
-	// before which pods it gets. They come before egress.
+	// claims are the IPClaims by whose addresses ordinary pods leave, of all namespaces: the node does
+	// not know before which pods it gets. They come before egress.
 	//
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
@@ -72,7 +72,8 @@ type AssignedClaim struct {
 	UID types.UID `json:"uid"`
 	// family of the address.
 	Family IPFamily `json:"family"`
-	// address that the pods leave with. Absent: the node has no ports of one, and the pods do not leave.
+	// address that the pods leave with. Absent: the node has no ports of one, and the pods do not
+	// leave.
 	//
 	// +kubebuilder:validation:MaxLength=39
 	// +optional
@@ -83,7 +84,8 @@ type AssignedClaim struct {
 	FirstPort int32 `json:"firstPort,omitempty"`
 	// +optional
 	PortsPerNode int32 `json:"portsPerNode,omitempty"`
-	// network of the address, or else of one that the claim has, with its gateway. Absent: it has none.
+	// network of the address, or else of one that the claim has, with its gateway. Absent: it has
+	// none.
 	//
 	// +optional
 	Network *Network `json:"network,omitempty"`
@@ -141,7 +143,8 @@ type AssignedAddress struct {
 	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
-	// portsPerNode and blocks say, if use is Egress, to which nodes the node leads packets: by their port.
+	// portsPerNode and blocks say, if use is Egress, to which nodes the node leads packets: by their
+	// port.
 	//
 	// +optional
 	PortsPerNode int32 `json:"portsPerNode,omitempty"`
@@ -167,8 +170,9 @@ type LedBlock struct {
 
 // NodeAssignmentStatus has the node's answer.
 type NodeAssignmentStatus struct {
-	// observedGeneration is the generation of the spec that the kernel of the node follows with blocks of ports, for
-	// pods that leave and for answers that it leads to other nodes. Absent: the node never had such a block.
+	// observedGeneration is the generation of the spec that the kernel of the node follows with blocks
+	// of ports, for pods that leave and for answers that it leads to other nodes. Absent: the node
+	// never had such a block.
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`

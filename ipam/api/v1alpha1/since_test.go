@@ -9,7 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A tenure begins when its writer's clock says, but never before the second after the tenure before it began.
+// A tenure begins when its writer's clock says, but never before the second after the tenure before
+// it began.
 func TestNextSince(t *testing.T) {
 	now := time.Date(2026, time.November, 27, 8, 0, 0, 700_000_000, time.UTC)
 	for name, c := range map[string]struct{ before, want time.Time }{

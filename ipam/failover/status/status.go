@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package status is the protocol by which users ask berth-failover about lost nodes, and end its brake, at its port
-// through the API server's proxy to its pods. It owns no behaviour and does no I/O.
+// Package status is the protocol by which users ask berth-failover about lost nodes, and end its
+// brake, at its port through the API server's proxy to its pods. It owns no behaviour and does no
+// I/O.
 //
-// A token for [Audience] opens it, in the header of agents' tokens: one of the ServiceAccount berth-diagnosis may get
-// [PathStatus], and one of berth-failover-operator may post [PathResume], too. The replica that leads acts and
-// knows verdicts; the others say so in [Status].
+// A token for [Audience] opens it, in the header of agents' tokens: one of the ServiceAccount
+// berth-diagnosis may get [PathStatus], and one of berth-failover-operator may post [PathResume],
+// too. The replica that leads acts and knows verdicts; the others say so in [Status].
 package status
 
 import (
@@ -23,8 +24,8 @@ const (
 
 	// PathStatus answers GET with a Status.
 	PathStatus = "/v1/failover"
-	// PathResume ends the brake by POST of a Resume, and answers with the Status then. A replica that does not lead answers
-	// 409 Conflict.
+	// PathResume ends the brake by POST of a Resume, and answers with the Status then. A replica that
+	// does not lead answers 409 Conflict.
 	PathResume = "/v1/resume"
 )
 
@@ -47,7 +48,8 @@ type Status struct {
 
 // Resume says which nodes are lost.
 type Resume struct {
-	// Nodes are the suspect nodes that the user was shown. Others that became suspect since stay under the brake.
+	// Nodes are the suspect nodes that the user was shown. Others that became suspect since stay under
+	// the brake.
 	Nodes []string `json:"nodes"`
 }
 
@@ -61,7 +63,8 @@ type Brake struct {
 // Verdict is what the witnesses' testimonies say about a node, or the fencer.
 type Verdict string
 
-// Of verdicts, Off and Gone move all pods that asked for it, APILost the ones that Kubernetes has marked for deletion.
+// Of verdicts, Off and Gone move all pods that asked for it, APILost the ones that Kubernetes has
+// marked for deletion.
 const (
 	// Gone: nothing of the node answers anybody.
 	Gone Verdict = "Gone"

@@ -57,9 +57,9 @@ type FencerClient interface {
 	// of berth-failover may ask for a moment. The server works on one request for
 	// a machine at a time. A request that its caller gave up (its deadline passed,
 	// or it was cancelled) may end done or not done, but must end soon: it must
-	// not power off a machine that was mended since.
+	// not power off a machine that was fixed since.
 	//
-	// Whoever mends the machine switches it on. The fencer does not.
+	// Whoever fixes the machine switches it on. The fencer does not.
 	Fence(ctx context.Context, in *FenceRequest, opts ...grpc.CallOption) (*FenceResponse, error)
 }
 
@@ -114,9 +114,9 @@ type FencerServer interface {
 	// of berth-failover may ask for a moment. The server works on one request for
 	// a machine at a time. A request that its caller gave up (its deadline passed,
 	// or it was cancelled) may end done or not done, but must end soon: it must
-	// not power off a machine that was mended since.
+	// not power off a machine that was fixed since.
 	//
-	// Whoever mends the machine switches it on. The fencer does not.
+	// Whoever fixes the machine switches it on. The fencer does not.
 	Fence(context.Context, *FenceRequest) (*FenceResponse, error)
 	mustEmbedUnimplementedFencerServer()
 }

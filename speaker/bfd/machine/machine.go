@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machine is the state machine of a BFD session in asynchronous mode (RFC 5880), for a neighbour (RFC 5881) or a router
-// behind others (RFC 5883). It has no clock, no chance and no I/O: it is given the time, random numbers and what was received, and
-// returns what to send.
+// Package machine is the state machine of a BFD session in asynchronous mode (RFC 5880), for a
+// neighbour (RFC 5881) or a router behind others (RFC 5883). It has no clock, no chance and no I/O:
+// it is given the time, random numbers and what was received, and returns what to send.
 //
-// It has the active role, and neither echoes, nor demand mode, nor authentication: packets with authentication are refused. The
-// bit C is 0, as the process that speaks BFD speaks BGP.
+// It has the active role, and neither echoes, nor demand mode, nor authentication: packets with
+// authentication are refused. The bit C is 0, as the process that speaks BFD speaks BGP.
 package machine
 
 import (
@@ -44,8 +44,8 @@ type State struct {
 	Since time.Time
 	// Why says why it is not Up: what the router does, without its name; empty: it is.
 	Why string
-	// Losses counts how often the router was lost after the session was Up. An AdminDown of the router is no loss (RFC 5882,
-	// section 3.2).
+	// Losses counts how often the router was lost after the session was Up. An AdminDown of the router
+	// is no loss (RFC 5882, section 3.2).
 	Losses int
 }
 
@@ -58,9 +58,11 @@ type Machine struct {
 	state State
 	why   bfd.DiagnosticType
 	peer  peer
-	// polling: packets ask for an answer, which tells that the router knows the interval (RFC 5880, section 6.5).
+	// polling: packets ask for an answer, which tells that the router knows the interval (RFC 5880,
+	// section 6.5).
 	polling bool
-	// interval is the time between packets as it was negotiated, 0: the router wants none. sent is when the last one of these was sent.
+	// interval is the time between packets as it was negotiated, 0: the router wants none. sent is
+	// when the last one of these was sent.
 	interval time.Duration
 	sent     time.Time
 	// transmit is when the next packet is due, and expire when the router is given up; zero: never.
@@ -72,12 +74,13 @@ type peer struct {
 	discriminator uint32
 	state         bfd.StateType
 	multiplier    uint8
-	// transmits is the least time between packets that it sends, receives of those it takes; 0: it takes none.
+	// transmits is the least time between packets that it sends, receives of those it takes; 0: it
+	// takes none.
 	transmits, receives time.Duration
 }
 
-// New returns a session that is Down, whose first packet is due. local is its discriminator, not 0, which no other session has, and
-// nobody can guess; random returns numbers from 0 to below 1.
+// New returns a session that is Down, whose first packet is due. local is its discriminator, not 0,
+// which no other session has, and nobody can guess; random returns numbers from 0 to below 1.
 func New(config Config, local uint32, random func() float64, now time.Time) *Machine {
 	m := &Machine{Config: config, local: local, random: random, state: State{StateType: bfd.StateDown, Since: now}, transmit: now}
 	m.forget()
@@ -107,8 +110,8 @@ func (m *Machine) State() State {
 	return s
 }
 
-// Receive takes a datagram with its TTL or hop limit. reply is what to send at once, nil: nothing. With an error the datagram
-// changed nothing. Advance must be called after it.
+// Receive takes a datagram with its TTL or hop limit. reply is what to send at once, nil: nothing.
+// With an error the datagram changed nothing. Advance must be called after it.
 func (m *Machine) Receive(now time.Time, datagram []byte, hops int) (reply []byte, err error) {
 	before := m.state.StateType
 	if before == bfd.StateAdminDown {
@@ -190,7 +193,8 @@ func (m *Machine) negotiated() time.Duration {
 	return max(m.desired(), m.peer.receives)
 }
 
-// schedule has the next packet be due an interval after the last one, less up to a quarter, so that senders do not fall in step.
+// schedule has the next packet be due an interval after the last one, less up to a quarter, so that
+// senders do not fall in step.
 func (m *Machine) schedule() {
 	m.transmit = time.Time{}
 	if m.interval > 0 {

@@ -66,7 +66,8 @@ func snapshot(m *Machine) string {
 	return fmt.Sprint(m.state, m.why, m.peer, m.polling, m.interval, m.sent, m.transmit, m.expire)
 }
 
-// Each case is a life of a session, in steps: "in" is what the router says, "at" what has been sent at a time.
+// Each case is a life of a session, in steps: "in" is what the router says, "at" what has been sent
+// at a time.
 func TestMachine(t *testing.T) {
 	type step struct {
 		at   time.Duration // since the start
@@ -305,8 +306,9 @@ func (r *model) advance(now time.Time, random *rand.Rand) []byte {
 	return r.packet(false)
 }
 
-// A session with a router over a link that loses and delays packets, is cut and comes back, while the router restarts and others
-// forge packets: it is never Up with a router that does not hear it, gives a silent one up in time, and is Up soon after all is well.
+// A session with a router over a link that loses and delays packets, is cut and comes back, while
+// the router restarts and others forge packets: it is never Up with a router that does not hear it,
+// gives a silent one up in time, and is Up soon after all is well.
 func TestRandom(t *testing.T) {
 	const rounds, tick = 100, ms
 	for seed := range uint64(rounds) {

@@ -28,9 +28,9 @@ func Apply(ctx context.Context, config *rest.Config, folders ...string) error {
 	return deploy.Apply(ctx, config, append(objects, manifests...))
 }
 
-// SchedulerConfig is the configuration of the manifests, with its profile for ordinary pods and once
-// more for others: as it is, or without what makes it Berth's. It does not elect a leader,
-// and its client is limited by nothing that matters.
+// SchedulerConfig is the configuration of the manifests, with its profile for ordinary pods and
+// once more for others: as it is, or without what makes it Berth's. It does not elect a leader, and
+// its client is limited by nothing that matters.
 func SchedulerConfig(berth bool, kubeconfig string) ([]byte, error) {
 	config, err := program.SchedulerConfig()
 	if err != nil {

@@ -31,9 +31,9 @@ type Case struct {
 	// each node, in the pools of all racks. Nine of ten of the measured pods are its. Empty: all
 	// are ordinary.
 	Owner string
-	// Waits is how many pods wait for ever, all the time, but no more than are measured: with Lists each for one of some addresses that are reserved, while another address
-	// comes free for every ten pods that are bound; without, for a claim that nobody makes, or for a
-	// node that there is not.
+	// Waits is how many pods wait for ever, all the time, but no more than are measured: with Lists
+	// each for one of some addresses that are reserved, while another address comes free for every ten
+	// pods that are bound; without, for a claim that nobody makes, or for a node that there is not.
 	Waits int
 	Lists bool
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// The scheduler's profiles, which are alike: its metrics tell ordinary pods from others by the profile.
+// The scheduler's profiles, which are alike: its metrics tell ordinary pods from others by the
+// profile.
 const (
 	Scheduler = "default-scheduler"
 	Others    = "others"

@@ -80,8 +80,8 @@ func (c Case) Prepare(ctx context.Context, config *rest.Config, nodes, pods int)
 	return p, nil
 }
 
-// makeOwner makes the owner and returns its identity. scheduler_perf runs the garbage collector, which would delete the pods of
-// a StatefulSet that there is not.
+// makeOwner makes the owner and returns its identity. scheduler_perf runs the garbage collector,
+// which would delete the pods of a StatefulSet that there is not.
 func (c Case) makeOwner(ctx context.Context, config *rest.Config, berth *client.Client) (owner v1alpha1.Owner, err error) {
 	if c.Owner == "" {
 		return owner, nil

@@ -196,7 +196,8 @@ func template(b *testing.B, pod *v1.Pod) []byte {
 	return text
 }
 
-// measured is the path of the template of the measured pods, which is written when their owner is made.
+// measured is the path of the template of the measured pods, which is written when their owner is
+// made.
 func (s settings) measured(c load.Case) string {
 	return filepath.Join(s.templates, c.ID+"-measured.yaml")
 }

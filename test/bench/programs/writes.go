@@ -47,8 +47,8 @@ type write struct {
 	sub    []string
 }
 
-// MeasureWrites returns the CPU time of the API server for writes of pods, in rounds that take turns
-// with and without the admission policies.
+// MeasureWrites returns the CPU time of the API server for writes of pods, in rounds that take
+// turns with and without the admission policies.
 func MeasureWrites(ctx context.Context, options Options, writes Writes) (t table.Table, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -85,7 +85,8 @@ func (r *Results) updated() table.Table {
 	return t
 }
 
-// ratio compares a time of a run with the first way's run in the same round, where both are complete.
+// ratio compares a time of a run with the first way's run in the same round, where both are
+// complete.
 func (r *Results) ratio(of *run, took func(*run) time.Duration) string {
 	for _, run := range r.runs {
 		if run.round == of.round && run.way == ways()[0] && run.running == run.pods && of.running == of.pods && took(run) > 0 {

@@ -79,8 +79,8 @@ type run struct {
 	before, after          usage
 	memory                 int64 // bytes that the machine has less than before
 	restarts               int32 // of containers of Berth
-	// updated is the time of all updates of one Deployment, updatedSpare the same with spare addresses, and unbound how many
-	// attempts to bind a pod failed meanwhile.
+	// updated is the time of all updates of one Deployment, updatedSpare the same with spare
+	// addresses, and unbound how many attempts to bind a pod failed meanwhile.
 	updated, updatedSpare time.Duration
 	unbound               int
 }
@@ -257,7 +257,8 @@ func (w *world) createPool(ctx context.Context) error {
 	return err
 }
 
-// deployments is the format of the Deployments' names, and first the name of the one that is updated.
+// deployments is the format of the Deployments' names, and first the name of the one that is
+// updated.
 const (
 	deployments = "pause-%d"
 	first       = "pause-0"
@@ -400,7 +401,8 @@ func (w *world) leases(ctx context.Context) (int, error) {
 	return sum, nil
 }
 
-// readAgents reads in the agents' logs how long their ADDs took, and counts restarts, of which it keeps the logs.
+// readAgents reads in the agents' logs how long their ADDs took, and counts restarts, of which it
+// keeps the logs.
 func (w *world) readAgents(ctx context.Context, o Options, r *run) error {
 	log, err := deploy.Kubectl(ctx, w.cluster, "-n", deploy.Namespace, "logs", "-l", deploy.AgentLabels, "--tail=-1", "--max-log-requests=100")
 	if err != nil {

@@ -17,11 +17,13 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// updates is how often the first Deployment is updated, and spareAddresses how many it has beyond its replicas while it is
-// updated as often again: one for each of the pods that its strategy replaces at a time.
+// updates is how often the first Deployment is updated, and spareAddresses how many it has beyond
+// its replicas while it is updated as often again: one for each of the pods that its strategy
+// replaces at a time.
 const updates, spareAddresses = 3, 2
 
-// update updates the first Deployment, and notes how long its updates took together and how many attempts to bind a pod failed.
+// update updates the first Deployment, and notes how long its updates took together and how many
+// attempts to bind a pod failed.
 func (w *world) update(ctx context.Context, o Options, r *run) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()

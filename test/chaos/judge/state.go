@@ -110,8 +110,8 @@ func Now(objects iter.Seq[any]) *State {
 	return s
 }
 
-// From returns the state of a cluster of which nothing but its present objects is known at a time, in no order.
-// [State.Apply] goes on from there.
+// From returns the state of a cluster of which nothing but its present objects is known at a time,
+// in no order. [State.Apply] goes on from there.
 func From(objects iter.Seq[any], at time.Time) *State {
 	s := Now(objects)
 	for name, t := range s.addresses {

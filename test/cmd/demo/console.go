@@ -19,7 +19,8 @@ func (d *demo) console(ctx context.Context) (stop func(), err error) {
 	command := exec.CommandContext(ctx, filepath.Join(d.programs, "kubectl-berth"), "console", "--kubeconfig="+d.cluster.Kubeconfig())
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
 	command.WaitDelay = 5 * time.Second
-	// Not even a demo that is killed leaves it behind. The signal comes when the thread that started it ends.
+	// Not even a demo that is killed leaves it behind. The signal comes when the thread that started
+	// it ends.
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	output, err := command.StdoutPipe()
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Krew packs kubectl-berth for krew: the programs of a folder, each below OS-ARCH, into archives with a
-// manifest.
+// Krew packs kubectl-berth for krew: the programs of a folder, each below OS-ARCH, into archives
+// with a manifest.
 package main
 
 import (

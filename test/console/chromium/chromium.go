@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chromium fetches Debian's Chromium for tests of pages, with all that it needs, and runs it in the folder of these
-// packages: it needs nothing of the host but its kernel, and draws the same everywhere. It needs root, as it changes its root.
+// Package chromium fetches Debian's Chromium for tests of pages, with all that it needs, and runs
+// it in the folder of these packages: it needs nothing of the host but its kernel, and draws the
+// same everywhere. It needs root, as it changes its root.
 package chromium
 
 import (
@@ -30,8 +31,9 @@ for folder in proc dev tmp; do mount --rbind "/$folder" "$root/$folder" || exit;
 exec env -i HOME=/tmp LANG=C.UTF-8 PATH="$PATH" chroot "$root" /usr/lib/chromium/chromium-headless-shell "$@"' sh "$root" "$@"
 `
 
-// Program returns the path of a Chromium that takes Chromium's arguments. It sees the host's /tmp, and no other file of it. The
-// first call on a machine fetches the packages; later ones return at once. Several processes may call it at the same time.
+// Program returns the path of a Chromium that takes Chromium's arguments. It sees the host's /tmp,
+// and no other file of it. The first call on a machine fetches the packages; later ones return at
+// once. Several processes may call it at the same time.
 func Program(ctx context.Context) (program string, err error) {
 	if given := os.Getenv(Env); given != "" {
 		return given, nil

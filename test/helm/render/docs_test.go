@@ -15,8 +15,8 @@ import (
 	"helm.sh/helm/v4/pkg/strvals"
 )
 
-// told returns the text of each page, and of each Go file that is no test, in which a command may go on in the
-// next line.
+// told returns the text of each page, and of each Go file that is no test, in which a command may
+// go on in the next line.
 func told(t *testing.T) map[string]string {
 	t.Helper()
 	const root = "../../.."
@@ -43,7 +43,8 @@ var (
 	set     = regexp.MustCompile(`--set(-string)? ('[^']*'|[^ ]+)`)
 )
 
-// A helm upgrade that pages and messages tell of keeps the user's values, and the chart has the ones that it sets.
+// A helm upgrade that pages and messages name keeps the user's values, and the chart has the values
+// that the upgrade sets.
 func TestToldUpgrades(t *testing.T) {
 	commands := 0
 	for path, text := range told(t) {
@@ -92,12 +93,14 @@ func makes(t *testing.T, what string, values map[string]any) {
 
 var (
 	install = regexp.MustCompile(`helm (?:install|template) -n [^\n` + "`" + `)]*`)
-	// chartOfRelease is a chart that can be had: of a release, whose version has no v, or what CHART stands for.
+	// chartOfRelease is a chart that can be had: of a release, whose version has no v, or what CHART
+	// stands for.
 	chartOfRelease = regexp.MustCompile(` berth (oci://\S+/charts/berth --version (VERSION|[0-9]+\.[0-9]+\.[0-9]+)|CHART)( |$)`)
 	released       = regexp.MustCompile(`make release [^\n]*VERSION=(\S+) REGISTRY=(\S+)\n +helm install [^\n]* oci://(\S+)/charts/berth --version (\S+)`)
 )
 
-// A helm install of a page names a chart whose images a registry has, and one that make release makes has its version.
+// A helm install of a page names a chart whose images a registry has, and one that make release
+// makes has its version.
 func TestToldInstallations(t *testing.T) {
 	commands, made := 0, 0
 	for path, text := range told(t) {
@@ -148,8 +151,8 @@ func TestToldValues(t *testing.T) {
 	}
 }
 
-// apply is kubectl's way to have all objects. It takes images and options of a release away, so pages tell of it
-// where they say how one does it without Helm.
+// apply is kubectl's way to have all objects. It takes images and options of a release away, so
+// pages tell of it where they say how one does it without Helm.
 var apply = regexp.MustCompile("kubectl apply -k(`| manifests[`\n ])")
 
 func TestToldWithoutHelm(t *testing.T) {

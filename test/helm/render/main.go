@@ -36,8 +36,8 @@ type rendering struct {
 	values map[string]any
 }
 
-// renderings are the sources of manifests/: the chart's defaults, and the values of kustomizations of
-// parts. A later rendering replaces no file of an earlier one.
+// renderings are the sources of manifests/: the chart's defaults, and the values of kustomizations
+// of parts. A later rendering replaces no file of an earlier one.
 var renderings = []rendering{
 	{"", nil},
 	{"agent/overlay", map[string]any{"overlay": map[string]any{"enabled": true}}},

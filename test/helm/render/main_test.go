@@ -242,7 +242,8 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
-// The policy has the version that the API server serves; where it serves none, Helm says so before it changes anything.
+// The policy has the version that the API server serves; where it serves none, Helm says so before
+// it changes anything.
 func TestVersionOfPodDefaults(t *testing.T) {
 	const kind = "/MutatingAdmissionPolicy"
 	c, err := open(filepath.Join(manifests, "chart"))

@@ -18,8 +18,9 @@ import (
 
 const securityPage = "../../../docs/explanation/security.md"
 
-// The page has each right that the chart gives, with any of its sets of values, and each role of the examples. It has no
-// other one, and none twice. So a new right is told where users look for it, with what limits it.
+// The page has each right that the chart gives, with any of its sets of values, and each role of
+// the examples. It has no other one, and none twice. So a new right is told where users look for
+// it, with what limits it.
 func TestRightsAreOnThePage(t *testing.T) {
 	roles, bindings := given(t)
 	text, err := os.ReadFile(securityPage)
@@ -110,8 +111,8 @@ func given(t *testing.T) (rights, bindings map[string]bool) {
 	return rights, bindings
 }
 
-// objects returns the texts of all objects that the chart makes, by its defaults and each set of values in its folder ci, and of
-// the examples.
+// objects returns the texts of all objects that the chart makes, by its defaults and each set of
+// values in its folder ci, and of the examples.
 func objects(t *testing.T) (texts []string) {
 	t.Helper()
 	c, err := open(filepath.Join(manifests, "chart"))
@@ -180,7 +181,8 @@ func resources(rule rbacv1.PolicyRule) []string {
 	return all
 }
 
-// tableOf returns the rows of all tables of a page whose head begins with these columns. An empty first cell is the one above.
+// tableOf returns the rows of all tables of a page whose head begins with these columns. An empty
+// first cell is the one above.
 func tableOf(t *testing.T, page string, columns ...string) (rows [][]string) {
 	t.Helper()
 	in := false

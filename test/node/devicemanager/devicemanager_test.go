@@ -30,7 +30,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// envInside is set in the process that has a /var/lib of its own: the kubelet's folder cannot be another one.
+// envInside is set in the process that has a /var/lib of its own: the kubelet's folder cannot be
+// another one.
 const envInside = "BERTH_TEST_DEVICE_MANAGER"
 
 // kubelet is the part of a kubelet that counts devices; pods are its pods.
@@ -89,8 +90,8 @@ func pod(uid, functions string) *v1.Pod {
 	}
 }
 
-// The kubelet counts the functions that are healthy, lets in as many pods as there are functions for, also after it has started
-// again, and none when the agent is gone.
+// The kubelet counts the functions that are healthy, lets in as many pods as there are functions
+// for, also after it has started again, and none when the agent is gone.
 func TestDeviceManager(t *testing.T) {
 	if os.Getenv(envInside) == "" {
 		again := exec.Command(os.Args[0], "-test.run=^TestDeviceManager$", "-test.v")

@@ -66,8 +66,9 @@ func published(w *simulation.World, n int) (key []byte, bundle []*x509.Certifica
 	return key, bundle
 }
 
-// The controller fills in the authority that signs agents' certificates, once, also where two try at the same time and
-// however often the manifests are applied. It is replaced as the documentation says. Nothing prints its key.
+// The controller fills in the authority that signs agents' certificates, once, also where two try
+// at the same time and however often the manifests are applied. It is replaced as the documentation
+// says. Nothing prints its key.
 func TestAgentCA(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -143,7 +144,8 @@ func TestAgentCA(t *testing.T) {
 	}
 }
 
-// documentedPatches returns the commands by which an administrator replaces the authority, by the kind of their object.
+// documentedPatches returns the commands by which an administrator replaces the authority, by the
+// kind of their object.
 func documentedPatches(t *testing.T) map[string]func(w *simulation.World) {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/explanation/security.md")
@@ -173,7 +175,8 @@ func documentedPatches(t *testing.T) map[string]func(w *simulation.World) {
 
 func isAgentCA(path string) bool { return strings.HasSuffix(path, "/secrets/berth-agent-ca") }
 
-// agentOn returns a client with a token of the agents' ServiceAccount, bound to a pod on a node; to none without a node.
+// agentOn returns a client with a token of the agents' ServiceAccount, bound to a pod on a node; to
+// none without a node.
 func agentOn(w *simulation.World, node string) kubernetes.Interface {
 	w.T.Helper()
 	request := &authenticationv1.TokenRequest{}
@@ -214,8 +217,9 @@ func (a *asking) Create(ctx context.Context, request *certificatesv1.Certificate
 	return made, err
 }
 
-// The agent of a node gets the certificate of its own node from the controller, by the token that the kubelet brings it, and none of
-// another node or another signer; nor does anybody else, and nobody for a node that is gone.
+// The agent of a node gets the certificate of its own node from the controller, by the token that
+// the kubelet brings it, and none of another node or another signer; nor does anybody else, and
+// nobody for a node that is gone.
 func TestAgentCertificate(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -327,7 +331,8 @@ func newRequest(t *testing.T, node answering.Node, change func(request *certific
 	return request
 }
 
-// impersonated returns a client of a user who may ask for certificates, and says that she is on node1.
+// impersonated returns a client of a user who may ask for certificates, and says that she is on
+// node1.
 func impersonated(w *simulation.World) kubernetes.Interface {
 	w.T.Helper()
 	node, err := w.Kube.CoreV1().Nodes().Get(w.Ctx, "node1", metav1.GetOptions{})

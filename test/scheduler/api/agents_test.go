@@ -37,8 +37,8 @@ func account(w *simulation.World, namespace, name, node string) kubernetes.Inter
 	return kube
 }
 
-// An agent changes some annotations of its Node, and nothing else of Nodes and nothing of pods, whatever its
-// ServiceAccount is called. Others who may do the same are not limited.
+// An agent changes some annotations of its Node, and nothing else of Nodes and nothing of pods,
+// whatever its ServiceAccount is called. Others who may do the same are not limited.
 func TestAgentsAreLimited(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -142,7 +142,8 @@ func TestAgentsAreLimited(t *testing.T) {
 	}
 }
 
-// expectOwnEvents fails unless an agent may write events as itself only. The other is the agent of node2.
+// expectOwnEvents fails unless an agent may write events as itself only. The other is the agent of
+// node2.
 func expectOwnEvents(w *simulation.World, agent, other kubernetes.Interface) {
 	w.T.Helper()
 	write := func(as kubernetes.Interface, component, host, kind, name string) (*v1.Event, error) {

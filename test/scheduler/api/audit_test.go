@@ -25,8 +25,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// The API server takes the example of an audit policy and logs each request that a rule of it names, at the rule's level. It logs no
-// token and no key.
+// The API server takes the example of an audit policy and logs each request that a rule of it
+// names, at the rule's level. It logs no token and no key.
 func TestAuditPolicy(t *testing.T) {
 	t.Parallel()
 	root, err := deploy.Root()
@@ -99,7 +99,8 @@ type target struct {
 	verbs                               []string
 }
 
-// named returns the resources that a rule names. The API server has each of them, and of each verb at least one.
+// named returns the resources that a rule names. The API server has each of them, and of each verb
+// at least one.
 func named(w *simulation.World, rule auditv1.PolicyRule) (all []target) {
 	w.T.Helper()
 	_, lists, err := w.Kube.Discovery().ServerGroupsAndResources()
@@ -188,7 +189,8 @@ func (r target) request(w *simulation.World, verb string) {
 	}
 }
 
-// secrets has the API server issue a token, and write a Secret and read it, alone and among all, and returns what must not be in a log.
+// secrets has the API server issue a token, and write a Secret and read it, alone and among all,
+// and returns what must not be in a log.
 func secrets(w *simulation.World) map[string]string {
 	w.T.Helper()
 	account := &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "asks"}}

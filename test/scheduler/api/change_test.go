@@ -19,10 +19,11 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// A user does to pods with floating IPs what Kubernetes' conformance tests do ("should adopt matching orphans and release
-// non-matching pods" of Jobs, "should adopt matching pods on creation and release no longer matching pods" of ReplicaSets,
-// "should release no longer matching pods" of ReplicationControllers, "pod generation should start at 1 and increment per
-// update"), and writes what he likes to their annotations: each keeps its address as long as it lives, nobody else gets
+// A user does to pods with floating IPs what Kubernetes' conformance tests do ("should adopt
+// matching orphans and release non-matching pods" of Jobs, "should adopt matching pods on creation
+// and release no longer matching pods" of ReplicaSets, "should release no longer matching pods" of
+// ReplicationControllers, "pod generation should start at 1 and increment per update"), and writes
+// what he likes to their annotations: each keeps its address as long as it lives, nobody else gets
 // it, and then it is free.
 func TestUserChangesBoundPods(t *testing.T) {
 	t.Parallel()

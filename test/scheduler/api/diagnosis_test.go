@@ -21,7 +21,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// Who may make tokens of berth-diagnosis and berth-failover-operator makes short ones, for one program on one node.
+// Who may make tokens of berth-diagnosis and berth-failover-operator makes short ones, for one
+// program on one node.
 func TestTokensOfOperators(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
@@ -87,7 +88,8 @@ func TestTokensOfOperators(t *testing.T) {
 			t.Errorf("%s: %v", test.name, err)
 		}
 	}
-	// Who may make any token is not limited, and so are ServiceAccounts of this name that agents know nothing of.
+	// Who may make any token is not limited, and so are ServiceAccounts of this name that agents know
+	// nothing of.
 	if err := create(w.Kube, diagnosis, token(3600, "", "vault")); err != nil {
 		t.Errorf("an administrator: %v", err)
 	}

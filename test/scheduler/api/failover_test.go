@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// A pod that cannot be moved when its node is lost, and asks for it, waits; its event says what to change. It is
-// tried again when that changed.
+// A pod that cannot be moved when its node is lost, and asks for it, waits; its event says what to
+// change. It is tried again when that changed.
 func TestFailoverIsRefused(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
@@ -73,7 +73,8 @@ func TestFailoverIsRefused(t *testing.T) {
 	w.Invariants()
 }
 
-// Whether a pod is moved is recorded when it is bound. Its user may change its annotations afterwards: its node knows the record.
+// Whether a pod is moved is recorded when it is bound. Its user may change its annotations
+// afterwards: its node knows the record.
 func TestFailoverIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)

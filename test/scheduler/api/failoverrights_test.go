@@ -23,8 +23,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// berth-failover taints and untaints nodes with its own taint, marks and deletes pods that request floating IPs, and may do nothing
-// else: a user may have dropped the annotations of a pod that is bound. Others are not limited by its policies.
+// berth-failover taints and untaints nodes with its own taint, marks and deletes pods that request
+// floating IPs, and may do nothing else: a user may have dropped the annotations of a pod that is
+// bound. Others are not limited by its policies.
 func TestFailoverIsLimited(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

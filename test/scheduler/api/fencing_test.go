@@ -23,8 +23,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
-// A node hangs: its kernel answers, and nothing else. berth-failover, with its own rights, has the fencer power it off, which fails at
-// first; then it says so to Kubernetes and moves the pod. It takes its word back when the node is.
+// A node hangs: its kernel answers, and nothing else. berth-failover, with its own rights, has the
+// fencer power it off, which fails at first; then it says so to Kubernetes and moves the pod. It
+// takes its word back when the node is.
 func TestFencing(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

@@ -17,9 +17,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// Not even an administrator deletes the address of a pod that runs by mistake:
-// that would give it to another. Nor does he take it from its pod. Berth itself may, and one that is retained
-// anybody with the right to.
+// Not even an administrator deletes the address of a pod that runs by mistake: that would give it
+// to another. Nor does he take it from its pod. Berth itself may, and one that is retained anybody
+// with the right to.
 func TestHeldAddressIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)

@@ -29,8 +29,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// Whatever tool deletes them, and though it runs no hooks: agents, kinds and pools stay while anybody has an address. An
-// administrator who means it deletes the bindings.
+// Whatever tool deletes them, and though it runs no hooks: agents, kinds and pools stay while
+// anybody has an address. An administrator who means it deletes the bindings.
 func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
@@ -85,7 +85,8 @@ func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 	are(false)
 }
 
-// A pool stays while a workload keeps an address of it, and while an administrator has reserved some it may go.
+// A pool stays while a workload keeps an address of it, and while an administrator has reserved
+// some it may go.
 func TestPoolStaysForItsWorkloads(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
@@ -115,8 +116,9 @@ func TestPoolStaysForItsWorkloads(t *testing.T) {
 	w.Eventually("delete the pool", func() error { return remove("web") })
 }
 
-// Argo CD deletes what an Application has, but for objects with Delete=false, in an order of its own, and runs no hook before it. The worst one is
-// that policies go first. Agents and kinds are left while anybody has an address.
+// Argo CD deletes what an Application has, but for objects with Delete=false, in an order of its
+// own, and runs no hook before it. The worst one is that policies go first. Agents and kinds are
+// left while anybody has an address.
 func TestApplicationIsDeleted(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -193,8 +195,9 @@ func daemonSet(w *simulation.World, name string) *appsv1.DaemonSet {
 	return set
 }
 
-// The Jobs of an uninstall, with their rights: the first refuses while a Service has an address, and then has the policy let the agents go,
-// though no controller runs any more. The second takes the address out of the Service's status.
+// The Jobs of an uninstall, with their rights: the first refuses while a Service has an address,
+// and then has the policy let the agents go, though no controller runs any more. The second takes
+// the address out of the Service's status.
 func TestUninstallWithServices(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

@@ -21,7 +21,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// dnsEndpoints is the kind of ExternalDNS, with what its definition demands of the fields that Berth writes.
+// dnsEndpoints is the kind of ExternalDNS, with what its definition demands of the fields that
+// Berth writes.
 const dnsEndpoints = `{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 "metadata": {"name": "dnsendpoints.externaldns.k8s.io", "annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
 "spec": {"group": "externaldns.k8s.io", "scope": "Namespaced", "names": {"kind": "DNSEndpoint", "plural": "dnsendpoints", "singular": "dnsendpoint"},
@@ -33,8 +34,8 @@ const dnsEndpoints = `{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomR
 "recordType": {"type": "string", "enum": ["A", "AAAA", "PTR"]},
 "targets": {"type": "array", "maxItems": 1000, "items": {"type": "string", "minLength": 1, "maxLength": 4096}}}}}}}}}}}]}}`
 
-// The addresses of a pool have names as long as somebody has them, in objects of ExternalDNS' kind, with the rights of the chart's value
-// and no others. Without the kind an event says so.
+// The addresses of a pool have names as long as somebody has them, in objects of ExternalDNS' kind,
+// with the rights of the chart's value and no others. Without the kind an event says so.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

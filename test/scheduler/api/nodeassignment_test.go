@@ -22,8 +22,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// Only its own agent writes which addresses a node carries, and a conflict of one of them; nobody but the controller which ones
-// it should carry. The controller puts back what others take away.
+// Only its own agent writes which addresses a node carries, and a conflict of one of them; nobody
+// but the controller which ones it should carry. The controller puts back what others take away.
 func TestNodeAssignment(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

@@ -16,8 +16,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// With podDefaults, a pod that asks for an address gets Berth's scheduler and the pools of its namespace, unless
-// it says otherwise; other pods, and namespaces that are not selected, are left alone.
+// With podDefaults, a pod that asks for an address gets Berth's scheduler and the pools of its
+// namespace, unless it says otherwise; other pods, and namespaces that are not selected, are left
+// alone.
 func TestPodDefaults(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

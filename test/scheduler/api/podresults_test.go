@@ -25,7 +25,8 @@ import (
 // resultsWorld has two nodes and the agents' words.
 type resultsWorld struct{ *simulation.World }
 
-// tell has the agent of a node tell what pods got, by the status of a node's NodeAssignment. fields are more than it may tell.
+// tell has the agent of a node tell what pods got, by the status of a node's NodeAssignment. fields
+// are more than it may tell.
 func (w resultsWorld) tell(as, node, fields string, pods ...*v1.Pod) error {
 	all := []json.RawMessage{}
 	for _, pod := range pods {
@@ -61,8 +62,9 @@ func (w resultsWorld) has(pod *v1.Pod, more map[string]string) {
 	})
 }
 
-// Pods of a node say what its agent tells: those three annotations, and no pod of another node, nor another pod of the name. What was
-// told while no controller ran, or before the node had a NodeAssignment, is said later.
+// Pods of a node say what its agent tells: those three annotations, and no pod of another node, nor
+// another pod of the name. What was told while no controller ran, or before the node had a
+// NodeAssignment, is said later.
 func TestPodResults(t *testing.T) {
 	t.Parallel()
 	w := resultsWorld{simulation.New(t, lab.ControlPlaneOptions{})}

@@ -20,8 +20,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// A namespace that enforces the Pod Security Standard restricted takes the pods of all of Berth's programs but the ones that
-// docs/explanation/security.md lists as having something of the node, whatever the chart's values. With a profile of AppArmor, too.
+// A namespace that enforces the Pod Security Standard restricted takes the pods of all of Berth's
+// programs but the ones that docs/explanation/security.md lists as having something of the node,
+// whatever the chart's values. With a profile of AppArmor, too.
 func TestRestricted(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -60,7 +61,8 @@ func TestRestricted(t *testing.T) {
 	}
 }
 
-// chartPods returns the pod templates of each of the chart's sets of values, by the names of what makes the pods.
+// chartPods returns the pod templates of each of the chart's sets of values, by the names of what
+// makes the pods.
 func chartPods(w *simulation.World) map[string]map[string]v1.PodTemplateSpec {
 	w.T.Helper()
 	chart, err := deploy.Chart()

@@ -29,8 +29,8 @@ const gateways = `{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResou
 "spec": {"group": "gateway.networking.k8s.io", "scope": "Namespaced", "names": {"kind": "Gateway", "plural": "gateways", "singular": "gateway"},
 "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}`
 
-// kube-proxy has each node answer for the addresses that a Service names. So a Service, or a Gateway, may name addresses of pools only
-// where its writer may assign them.
+// kube-proxy has each node answer for the addresses that a Service names. So a Service, or a
+// Gateway, may name addresses of pools only where its writer may assign them.
 func TestAddressesOfPoolsElsewhere(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -91,7 +91,8 @@ func TestAddressesOfPoolsElsewhere(t *testing.T) {
 	refused := func(err error, text string) bool {
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), text)
 	}
-	// The API server takes a moment to enforce a policy that was just made, and to know the kind of its parameters.
+	// The API server takes a moment to enforce a policy that was just made, and to know the kind of
+	// its parameters.
 	for _, address := range []string{"10.0.70.9", "2001:db8:70::9"} {
 		w.Eventually("wait for the policy to be enforced", func() error {
 			err := create(tenant, service(external(address)))

@@ -132,7 +132,8 @@ func TestPoolStatusIsWrittenRarely(t *testing.T) {
 		}
 		return nil
 	})
-	// The creation, two writes before the first of the pauses of 1, 2, 4, … seconds at most, and one after each.
+	// The creation, two writes before the first of the pauses of 1, 2, 4, … seconds at most, and one
+	// after each.
 	most := 3
 	for pauses := time.Second; pauses < time.Since(began); pauses = 2*pauses + time.Second {
 		most++

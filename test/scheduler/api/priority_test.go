@@ -14,7 +14,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// The API server serves Berth's programs as it serves those of Kubernetes, its agents apart, and no other ServiceAccount.
+// The API server serves Berth's programs as it serves those of Kubernetes, its agents apart, and no
+// other ServiceAccount.
 func TestPriority(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

@@ -115,7 +115,8 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("a tenant may %s: %t, want %t", access, got, want)
 		}
 	}
-	// Kubernetes' own roles of a namespace read its claims, by a label; the controller that adds the rules does not run here.
+	// Kubernetes' own roles of a namespace read its claims, by a label; the controller that adds the
+	// rules does not run here.
 	claims, err := w.Kube.RbacV1().ClusterRoles().Get(w.Ctx, "berth-view", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

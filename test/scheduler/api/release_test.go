@@ -24,8 +24,8 @@ var (
 	runbook = regexp.MustCompile(`https://github.com/berth-dev/berth/blob/[^/]+/docs`)
 )
 
-// What a release has for kubectl needs no checkout: the kinds alone, all objects, and manifests/ with its components and
-// examples. The images and the links to the docs are of the release.
+// What a release has for kubectl needs no checkout: the kinds alone, all objects, and manifests/
+// with its components and examples. The images and the links to the docs are of the release.
 func TestReleaseForKubectl(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -58,7 +58,8 @@ func TestReleaseForKubectl(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of a tag of the repository, as the page has it. The images of a checkout are by name where a release has its own.
+	// Of a tag of the repository, as the page has it. The images of a checkout are by name where a
+	// release has its own.
 	ofTag := ""
 	for _, block := range page.Blocks {
 		if strings.HasPrefix(block.Text, "# kustomization.yaml\n") {

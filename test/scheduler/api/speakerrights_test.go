@@ -20,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// berth-speaker follows BGPPeers and nodes, has the API server review who asks it, and may do nothing else.
+// berth-speaker follows BGPPeers and nodes, has the API server review who asks it, and may do
+// nothing else.
 func TestSpeakerRights(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -61,8 +62,8 @@ func applySpeakers(w *simulation.World, values string) {
 	}
 }
 
-// A node has the passwords of its own group: root there, with the kubelet's credentials, gets no other ones, nor the label of
-// another group.
+// A node has the passwords of its own group: root there, with the kubelet's credentials, gets no
+// other ones, nor the label of another group.
 func TestPasswordsOfGroups(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)

@@ -26,7 +26,8 @@ type warnings []string
 
 func (w *warnings) HandleWarningHeader(_ int, _, text string) { *w = append(*w, text) }
 
-// The API server warns who writes words of Berth's that do nothing where they are, or not without others, and refuses nothing.
+// The API server warns who writes words of Berth's that do nothing where they are, or not without
+// others, and refuses nothing.
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -103,7 +104,8 @@ func TestWarnings(t *testing.T) {
 			return err
 		}
 	}
-	// size creates a Deployment of some replicas with addresses of pool used, or scales the one that is there.
+	// size creates a Deployment of some replicas with addresses of pool used, or scales the one that
+	// is there.
 	size := func(replicas int32) func() error {
 		return func() error {
 			d := deployment(nil, sized)

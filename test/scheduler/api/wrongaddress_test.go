@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// A pod that runs with an address of another CNI plugin is told of, and evicted if the operator chose so; one that
-// runs with its own is left alone.
+// A pod that runs with an address of another CNI plugin is told of, and evicted if the operator
+// chose so; one that runs with its own is left alone.
 func TestWrongAddress(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})

@@ -80,7 +80,8 @@ func TestLateNewsOfClaims(t *testing.T) {
 	w.Invariants()
 }
 
-// The scheduler learns late of a ReplicaSet, after its pods: these start, and no event says that it was not found.
+// The scheduler learns late of a ReplicaSet, after its pods: these start, and no event says that it
+// was not found.
 func TestLateReplicaSet(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// After a backup of etcd workloads are updated, scaled, deleted and created, so that nearly each address has another
-// pod. Then the backup is restored. Its pods run again, and each has its address; workloads that keep addresses have
-// those of the backup, also after the next update.
+// After a backup of etcd workloads are updated, scaled, deleted and created, so that nearly each
+// address has another pod. Then the backup is restored. Its pods run again, and each has its
+// address; workloads that keep addresses have those of the backup, also after the next update.
 func TestRestoredBackup(t *testing.T) {
 	t.Parallel()
 	// Kubernetes' documentation has scheduler and controllers started again.
@@ -26,8 +26,8 @@ func TestRestoredBackup(t *testing.T) {
 	t.Run("programs run on", func(t *testing.T) { testRestoredBackup(t, false) })
 }
 
-// testRestoredBackup has a StatefulSet only where programs start again: kube-scheduler ends its process where a pod of
-// the same name is on another node all at once.
+// testRestoredBackup has a StatefulSet only where programs start again: kube-scheduler ends its
+// process where a pod of the same name is on another node all at once.
 func testRestoredBackup(t *testing.T, restart bool) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
@@ -95,8 +95,8 @@ func testRestoredBackup(t *testing.T, restart bool) {
 		startBoth(w)
 	}
 	atRest(map[string]int32{"kept": 5, "plain": 5, "gone": 4})
-	// The controllers may take nodes for lost that they did not hear of during the restore. Pods that replace others on a
-	// lost node need not wait for an address of the set.
+	// The controllers may take nodes for lost that they did not hear of during the restore. Pods that
+	// replace others on a lost node need not wait for an address of the set.
 	w.Eventually("wait for the nodes after the restore", func() error {
 		if lost := w.Kubelets.NotReady(); len(lost) > 0 {
 			return fmt.Errorf("%v are not ready", lost)

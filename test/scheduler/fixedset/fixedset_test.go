@@ -283,8 +283,8 @@ func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census, contr
 	}
 }
 
-// A set that cannot be whole says so, its pods run, and it becomes whole when the pool has an address. It is of the pools and the
-// ranges of its pods.
+// A set that cannot be whole says so, its pods run, and it becomes whole when the pool has an
+// address. It is of the pools and the ranges of its pods.
 func TestSetIsMadeWhole(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {
@@ -468,7 +468,7 @@ func TestFixedSetNodeLost(t *testing.T) {
 }
 
 // Updates that go wrong in the middle wait for what they would wait for anyway, and
-// go on when it is mended.
+// go on when it is fixed.
 func TestFixedSetStuckUpdates(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {

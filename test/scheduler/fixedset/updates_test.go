@@ -16,8 +16,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
-// Deployments that keep their addresses are updated again and again: the end of an old pod has scheduler and controller
-// write the same FloatingIP, and no pod pays for that with a failed Bind and back-off.
+// Deployments that keep their addresses are updated again and again: the end of an old pod has
+// scheduler and controller write the same FloatingIP, and no pod pays for that with a failed Bind
+// and back-off.
 func TestUpdatesBindAtOnce(t *testing.T) {
 	t.Parallel()
 	const replicas, updates = 10, 15

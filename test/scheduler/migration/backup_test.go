@@ -112,7 +112,8 @@ func become(w *simulation.World, what string, want map[string]string) {
 	})
 }
 
-// retainExactly has a workload keep the addresses of its pods, and no spare ones, which the controller takes a while later.
+// retainExactly has a workload keep the addresses of its pods, and no spare ones, which the
+// controller takes a while later.
 var retainExactly = simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "0"))
 
 // makeWorkloads makes what the cluster runs, now and after its end, and waits until it
@@ -442,7 +443,8 @@ func records(w *simulation.World) map[string]string {
 	})
 }
 
-// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone. A policy would keep them: somebody deleted its binding.
+// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone. A policy would
+// keep them: somebody deleted its binding.
 func deleteCRDs(w *simulation.World) {
 	w.T.Helper()
 	crds := w.Dynamic.Resource(customkind.Definitions)

@@ -20,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// The pods of a StatefulSet that have addresses of another system get the same ones from Berth, by the steps of the page.
+// The pods of a StatefulSet that have addresses of another system get the same ones from Berth, by
+// the steps of the page.
 func TestMoveFromOthers(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})

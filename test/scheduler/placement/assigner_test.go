@@ -155,7 +155,7 @@ func (p *provider) tooEarly(ctx context.Context, change assigner.Change) error {
 }
 
 // The pod's owner reads the provider's own words. The pod starts when the provider
-// has mended the cause.
+// has fixed the cause.
 func TestAssignerRefuses(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, lab.ControlPlaneOptions{}, nil)
@@ -272,8 +272,8 @@ func TestAssignerMoves(t *testing.T) {
 	p.Invariants()
 }
 
-// A pod whose address is being attached names its node, and a preemption cancels the attempt: the pod is not deleted,
-// its address is detached, and it is bound when there is room again.
+// A pod whose address is being attached names its node, and a preemption cancels the attempt: the
+// pod is not deleted, its address is detached, and it is bound when there is room again.
 func TestPreemptedWhileAttaching(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, lab.ControlPlaneOptions{}, nil)

@@ -48,8 +48,9 @@ func TestAsDefaultScheduler(t *testing.T) {
 	}
 }
 
-// The replicas of each program are on nodes of the control plane, although its taint keeps other pods away: with one such node all
-// are there, for no other node is to have their tokens. With several, or none, they are on two nodes.
+// The replicas of each program are on nodes of the control plane, although its taint keeps other
+// pods away: with one such node all are there, for no other node is to have their tokens. With
+// several, or none, they are on two nodes.
 func TestControlPlaneFirst(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -84,7 +84,8 @@ func ordinary(name, node string) *v1.Pod {
 	}
 }
 
-// egress waits until the blocks of an address are these, by "1=node1 2=node2~", where ~ is a withdrawn one.
+// egress waits until the blocks of an address are these, by "1=node1 2=node2~", where ~ is a
+// withdrawn one.
 func egress(w *simulation.World, address, want string) {
 	w.T.Helper()
 	w.Eventually("wait for the blocks "+want, func() error {
@@ -110,7 +111,8 @@ func egress(w *simulation.World, address, want string) {
 	})
 }
 
-// told returns what a node is told of the claim: its first port, and the nodes that it leads to by theirs.
+// told returns what a node is told of the claim: its first port, and the nodes that it leads to by
+// theirs.
 func told(w *simulation.World, node string) (first int32, leads map[int32]string, err error) {
 	a, err := w.Berth.NodeAssignments.Get(w.Ctx, node, metav1.GetOptions{})
 	if err != nil {
@@ -165,8 +167,9 @@ func carries(w *simulation.World, not string) (carrier string) {
 	return carrier
 }
 
-// A claim has all nodes know that pods of its namespace leave by it. A node gets ports with its first such pod, as soon as another node leads answers
-// there, and keeps them ten minutes after the last. Nobody else gets them, nor the claim's address, before the node's agent has followed.
+// A claim has all nodes know that pods of its namespace leave by it. A node gets ports with its
+// first such pod, as soon as another node leads answers there, and keeps them ten minutes after the
+// last. Nobody else gets them, nor the claim's address, before the node's agent has followed.
 func TestClaimEgress(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {

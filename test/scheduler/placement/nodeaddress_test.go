@@ -111,9 +111,9 @@ func deleteNode(w *simulation.World, name string) {
 	}
 }
 
-// A pool gives an address to each of its nodes, also to one that comes later, and none that a pod has. A node that
-// leaves the pool gives it up: nobody gets it before its agent says that the node does not carry it. A node that is deleted
-// gives it up, too.
+// A pool gives an address to each of its nodes, also to one that comes later, and none that a pod
+// has. A node that leaves the pool gives it up: nobody gets it before its agent says that the node
+// does not carry it. A node that is deleted gives it up, too.
 func TestNodeAddresses(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {
@@ -200,8 +200,8 @@ func TestNodeAddresses(t *testing.T) {
 	})
 }
 
-// No pod gets an address that a node reports as its InternalIP, as long as it does, nor after the pod that had it before. More than one of
-// a family it cannot withhold.
+// No pod gets an address that a node reports as its InternalIP, as long as it does, nor after the
+// pod that had it before. More than one of a family it cannot withhold.
 func TestInternalIPs(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {
@@ -329,7 +329,8 @@ func TestNodeAddressKept(t *testing.T) {
 	})
 }
 
-// Nodes are told which pods leave with their addresses, also a node for which the pool has none left; and of each change of the pool.
+// Nodes are told which pods leave with their addresses, also a node for which the pool has none
+// left; and of each change of the pool.
 func TestNodeEgress(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {

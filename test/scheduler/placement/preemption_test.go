@@ -123,8 +123,8 @@ func TestOneVictimWhileItsAddressEnds(t *testing.T) {
 	})
 }
 
-// A node with pods that have addresses comes to serve their full pool again. A pod that may preempt one of them
-// there is tried at once.
+// A node with pods that have addresses comes to serve their full pool again. A pod that may preempt
+// one of them there is tried at once.
 func TestPreemptionOnNodeThatComesToServe(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {

@@ -28,8 +28,8 @@ import (
 // tenantPage says how to make a tenant.
 const tenantPage = "docs/how-to/tenants.md"
 
-// A tenant that is made as the page says has the pools that admit its namespace, and no others: neither by what its pods
-// say, nor by annotations of the namespace, nor by its rights.
+// A tenant that is made as the page says has the pools that admit its namespace, and no others:
+// neither by what its pods say, nor by annotations of the namespace, nor by its rights.
 func TestTenant(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)
@@ -48,7 +48,8 @@ func TestTenant(t *testing.T) {
 	}
 	tenant := newTeam(w, "shop", "shop-team")
 
-	// What the namespace says is enough, and what a pod says goes no further than pools admit the namespace.
+	// What the namespace says is enough, and what a pod says goes no further than pools admit the
+	// namespace.
 	shop, err := w.Berth.IPPools.Get(w.Ctx, "shop", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -113,8 +114,8 @@ type team struct {
 	berth     *client.Client
 }
 
-// newTeam returns a member of a group that has the role admin in a namespace already. Without kube-controller-manager this
-// role has no rules: the group gets those that it would have.
+// newTeam returns a member of a group that has the role admin in a namespace already. Without
+// kube-controller-manager this role has no rules: the group gets those that it would have.
 func newTeam(w *simulation.World, namespace, group string) *team {
 	w.T.Helper()
 	roles, err := w.Kube.RbacV1().ClusterRoles().List(w.Ctx, metav1.ListOptions{})
@@ -197,7 +198,8 @@ func (u *team) admitsItself() map[string]error {
 	return tries
 }
 
-// refusedIn waits until the scheduler says of a pod of a namespace that it cannot be scheduled, and why.
+// refusedIn waits until the scheduler says of a pod of a namespace that it cannot be scheduled, and
+// why.
 func refusedIn(w *simulation.World, namespace, name, text string) {
 	w.T.Helper()
 	w.Eventually("wait for pod "+namespace+"/"+name+" to be unschedulable", func() error {

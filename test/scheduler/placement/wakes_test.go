@@ -28,7 +28,8 @@ func TestNominationEnds(t *testing.T) {
 		w.Scheduler(simulation.SchedulerOptions{})
 		high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 		haveCPU(w, "2", "node1", "node2", "node3", "node4")
-		// nominated preempts a pod of a node, which does not end, for its CPU. The node's pool has one address.
+		// nominated preempts a pod of a node, which does not end, for its CPU. The node's pool has one
+		// address.
 		nominated := func(name, node string, options ...func(*v1.Pod)) {
 			t.Helper()
 			w.Create(simulation.NewPod(name, simulation.And(append(options, cpu("1200m"), high)...)))
@@ -81,8 +82,8 @@ func TestNominationEnds(t *testing.T) {
 
 var movedPod = regexp.MustCompile(`"Pod moved to an internal scheduling queue" pod="([^"]+)" event="(Node|UpdateNode|ForceActivate)`)
 
-// moved counts for each pod that waits how often a node's event or the plugin moved it to a queue from which
-// it is tried, as the log tells.
+// moved counts for each pod that waits how often a node's event or the plugin moved it to a queue
+// from which it is tried, as the log tells.
 func moved(w *simulation.World, scheduler *simulation.Instance) map[string]int {
 	w.T.Helper()
 	text, err := os.ReadFile(scheduler.Log())

@@ -78,8 +78,8 @@ func isFree(w *simulation.World, address string) {
 	})
 }
 
-// A pod vanishes while its node may still carry its address. No other namespace gets the address before
-// that node's agent, or a person, says that it does not; the namespace itself does.
+// A pod vanishes while its node may still carry its address. No other namespace gets the address
+// before that node's agent, or a person, says that it does not; the namespace itself does.
 func TestLastNode(t *testing.T) {
 	t.Parallel()
 	const other = "other"

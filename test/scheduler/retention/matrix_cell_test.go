@@ -534,8 +534,8 @@ func (c *cell) patch(text string, values ...any) {
 	simulation.Patch(c.On(c.t), c.objects(), c.name, text, values...)
 }
 
-// scale sets the number of pods. Pods of a CronJob's last Job count, too. It scales a DaemonSet by taking nodes from
-// it, which the test has labelled.
+// scale sets the number of pods. Pods of a CronJob's last Job count, too. It scales a DaemonSet by
+// taking nodes from it, which the test has labelled.
 func (c *cell) scale(n int) {
 	c.t.Helper()
 	if c.kind.Resource == "cronjobs" {

@@ -213,7 +213,8 @@ func nodeIsLost(c *cell) int {
 			return nil
 		})
 	}
-	// Without this the addresses would rest for the node. By another effect no DaemonSet would make a pod there.
+	// Without this the addresses would rest for the node. By another effect no DaemonSet would make a
+	// pod there.
 	off := []byte(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"off","effect":"PreferNoSchedule"}]}}`)
 	if _, err := c.Kube.CoreV1().Nodes().Patch(c.Ctx, lostNode, types.StrategicMergePatchType, off, metav1.PatchOptions{}); err != nil {
 		c.t.Fatal(err)

@@ -59,7 +59,8 @@ func (m *matrix) more() []*cell {
 	return cells
 }
 
-// ordinalsMove: a StatefulSet grows and then begins with a later ordinal. The first pod's address is freed.
+// ordinalsMove: a StatefulSet grows and then begins with a later ordinal. The first pod's address
+// is freed.
 func ordinalsMove(c *cell) {
 	c.setUp(12)
 	c.scale(c.n + 1)
@@ -68,7 +69,8 @@ func ordinalsMove(c *cell) {
 	c.becomes(isFreed, c.n+1)
 }
 
-// retainFor is longer than the pods of a busy machine take to end, one after another: then all addresses are retained at once.
+// retainFor is longer than the pods of a busy machine take to end, one after another: then all
+// addresses are retained at once.
 const retainFor = 20 * time.Second
 
 // retainForEnds: the addresses of a workload that was scaled to zero stay so
@@ -178,8 +180,9 @@ func rollsOutInLittleRoom(c *cell) {
 	}
 }
 
-// rollsOutBesideTheOld: a DaemonSet that starts the new pod of a node before the old one ends has two addresses
-// for each node, and the same ones after any number of updates, though the pool has more.
+// rollsOutBesideTheOld: a DaemonSet that starts the new pod of a node before the old one ends has
+// two addresses for each node, and the same ones after any number of updates, though the pool has
+// more.
 func rollsOutBesideTheOld(c *cell) {
 	c.scale(c.n)
 	c.setUp(12)

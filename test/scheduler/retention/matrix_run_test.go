@@ -22,9 +22,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
-// TestMatrix tries every cell of the table under the real controllers of Kubernetes, in virtual time: the
-// cells of an event in one world; with -short a diagonal. Cases outside of the table follow in
-// matrix_more_test.go.
+// TestMatrix tries every cell of the table under the real controllers of Kubernetes, in virtual
+// time: the cells of an event in one world; with -short a diagonal. Cases outside of the table
+// follow in matrix_more_test.go.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	table, err := matrixCells()
@@ -55,8 +55,8 @@ func TestMatrix(t *testing.T) {
 	})
 }
 
-// TestMatrixOnProcesses tries a diagonal of the table, which has each event and each kind, with Berth's
-// programs and kube-controller-manager, on a real API server.
+// TestMatrixOnProcesses tries a diagonal of the table, which has each event and each kind, with
+// Berth's programs and kube-controller-manager, on a real API server.
 func TestMatrixOnProcesses(t *testing.T) {
 	t.Parallel()
 	table, err := matrixCells()
@@ -251,8 +251,8 @@ func (c *cell) await(event string, n int) {
 	c.t.Fatalf("the table has no cell %q for %s, %s", event, c.column, c.policy)
 }
 
-// try tries cells side by side: with something that happens to them at the same time, first when all run,
-// next when all have acted on that.
+// try tries cells side by side: with something that happens to them at the same time, first when
+// all run, next when all have acted on that.
 func (m *matrix) try(cells []*cell, happen ...func() error) {
 	m.mu.Lock()
 	m.tried = append(m.tried, cells...)

@@ -28,10 +28,10 @@ import (
 //
 // Pods that live on keep what they have, in every cell.
 //
-// Columns: StatefulSet; the same with ordinals from 5; a kind StatefulSet of
-// another API group; Database, a custom kind that numbers its pods from one;
-// Deployment; ReplicaSet; Rollout, a custom kind that owns ReplicaSets; Fleet, a
-// custom kind that owns pods with random names; DaemonSet; Job; CronJob, of which the test runs a Job; pod without a controller.
+// Columns: StatefulSet; the same with ordinals from 5; a kind StatefulSet of another API group;
+// Database, a custom kind that numbers its pods from one; Deployment; ReplicaSet; Rollout, a custom
+// kind that owns ReplicaSets; Fleet, a custom kind that owns pods with random names; DaemonSet;
+// Job; CronJob, of which the test runs a Job; pod without a controller.
 const matrixTable = `
 event                     policy      sts    from5  other  db     deploy  rs     rollout  fleet  daemon  job    cron   pod
 pods deleted              PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed

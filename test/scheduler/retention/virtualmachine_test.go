@@ -56,8 +56,8 @@ func launcher(name string, instance *unstructured.Unstructured, options ...func(
 	return pod
 }
 
-// A virtual machine has its address after a stop and a start, a live migration waits for it unless the machine may have
-// two, and the address goes with the machine.
+// A virtual machine has its address after a stop and a start, a live migration waits for it unless
+// the machine may have two, and the address goes with the machine.
 func TestVirtualMachine(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})

@@ -25,7 +25,8 @@ func annotated(key, value string) func(*v1.Service) {
 
 func routed(pool *v1alpha1.IPPool) { pool.Spec.Mode, pool.Spec.Gateway = v1alpha1.NetworkRouted, "" }
 
-// Services get addresses by the rules of pods: pools, exact addresses, claims, policies, families; and some share one.
+// Services get addresses by the rules of pods: pools, exact addresses, claims, policies, families;
+// and some share one.
 func TestAddresses(t *testing.T) {
 	t.Parallel()
 	w := start(t, 2)
@@ -189,7 +190,8 @@ func TestAddresses(t *testing.T) {
 	})
 }
 
-// A pool keeps away from the addresses that Services have from another implementation, as long as they have them.
+// A pool keeps away from the addresses that Services have from another implementation, as long as
+// they have them.
 func TestExcludeServices(t *testing.T) {
 	t.Parallel()
 	w := start(t, 1)
@@ -227,8 +229,8 @@ func TestExcludeServices(t *testing.T) {
 	}
 }
 
-// Of a pool that routers lead to, up to eight nodes carry an address; with the traffic policy Local, on a link and beyond,
-// nodes with endpoints.
+// Of a pool that routers lead to, up to eight nodes carry an address; with the traffic policy
+// Local, on a link and beyond, nodes with endpoints.
 func TestWhoCarries(t *testing.T) {
 	t.Parallel()
 	w := start(t, 10)
@@ -299,8 +301,8 @@ func TestWhoCarries(t *testing.T) {
 	w.carriedBy(addressOf("answered"), "the node before", func(nodes []string) bool { return slices.Equal(nodes, others[1:]) })
 }
 
-// A node whose agent says that it cannot carry an address is passed over at once. One that found another host with the address is
-// not: the next one would find it, too.
+// A node whose agent says that it cannot carry an address is passed over at once. One that found
+// another host with the address is not: the next one would find it, too.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	w := start(t, 3)
@@ -365,8 +367,8 @@ func (w *world) apply(slice *discoveryv1.EndpointSlice) error {
 	return err
 }
 
-// A controller that is killed between any two of its side effects leaves nothing behind: its successor gives the Service the
-// same address, or frees it.
+// A controller that is killed between any two of its side effects leaves nothing behind: its
+// successor gives the Service the same address, or frees it.
 func TestControllerKilled(t *testing.T) {
 	t.Parallel()
 	w := start(t, 2)
@@ -443,7 +445,8 @@ func (w *world) onlyAddress() (address string) {
 	return address
 }
 
-// What a Service shows is in its writer's hands: one address of a family counts, and no more of a namespace than the pool gives it.
+// What a Service shows is in its writer's hands: one address of a family counts, and no more of a
+// namespace than the pool gives it.
 func TestExcludeServicesOfTenant(t *testing.T) {
 	t.Parallel()
 	w := start(t, 1)

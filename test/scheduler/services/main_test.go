@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package services tests which Service of type LoadBalancer gets which address, and which nodes carry it: with a real API
-// server and berth-controller; the agents are imitated.
+// Package services tests which Service of type LoadBalancer gets which address, and which nodes
+// carry it: with a real API server and berth-controller; the agents are imitated.
 package services
 
 import (
@@ -38,7 +38,8 @@ type world struct {
 	agents *agents
 }
 
-// start starts nodes and their agents, and gives the controller the rights that it has with the chart.
+// start starts nodes and their agents, and gives the controller the rights that it has with the
+// chart.
 func start(t *testing.T, nodes int) *world {
 	t.Helper()
 	// The later flag of a name counts.

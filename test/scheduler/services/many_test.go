@@ -29,8 +29,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// What many Services cost: half of them in a pool on a link of 100 nodes, half in one that routers lead to, of all nodes. The
-// nodes and their agents are imitated.
+// What many Services cost: half of them in a pool on a link of 100 nodes, half in one that routers
+// lead to, of all nodes. The nodes and their agents are imitated.
 func TestMany(t *testing.T) {
 	const number, nodes, onLink = 1000, 5000, 100
 	// One node carries an address on a link, eight one that routers lead to.
@@ -84,8 +84,8 @@ func TestMany(t *testing.T) {
 	writes := w.writes(controller)
 	t.Logf("%d Services on %d nodes: created after %v, shown after %v; %d entries on %d nodes; the controller wrote %v, agents confirmed %d times",
 		number, nodes, created.Round(time.Millisecond), shown.Round(time.Millisecond), entries, len(perNode), writes, confirmed())
-	// One record, one status and one event for each Service, one write that names the node where one answers on a link, and no more than one for each
-	// entry of a NodeAssignment.
+	// One record, one status and one event for each Service, one write that names the node where one
+	// answers on a link, and no more than one for each entry of a NodeAssignment.
 	for what, most := range map[string]int{"create floatingips": number, "patch floatingips": number / 2, "patch services": number, "create nodeassignments": nodes, "update nodeassignments": entries} {
 		if writes[what] > most {
 			t.Errorf("%s: %d, want at most %d", what, writes[what], most)

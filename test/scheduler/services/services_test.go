@@ -16,7 +16,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation/program"
 )
 
-// Where nothing gives addresses to Services, one of the class gets an event that says so, with the rights that the controller has then. Others get none.
+// Where nothing gives addresses to Services, one of the class gets an event that says so, with the
+// rights that the controller has then. Others get none.
 func TestServicesOff(t *testing.T) {
 	t.Parallel()
 	w := &world{World: simulation.New(t, lab.ControlPlaneOptions{})}
@@ -37,8 +38,9 @@ func TestServicesOff(t *testing.T) {
 	}
 }
 
-// A Service shows its address when a node confirms that it carries it, and never before. The address moves with a drain when
-// the next node carries it, and at once when its node is not Ready. It is free after the node before has let go of it.
+// A Service shows its address when a node confirms that it carries it, and never before. The
+// address moves with a drain when the next node carries it, and at once when its node is not Ready.
+// It is free after the node before has let go of it.
 func TestService(t *testing.T) {
 	t.Parallel()
 	w := start(t, 3)

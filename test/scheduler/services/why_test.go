@@ -17,7 +17,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// TestWhy: kubectl berth why says of a Service which nodes carry its addresses, or why it has none, as the controller's events do.
+// TestWhy: kubectl berth why says of a Service which nodes carry its addresses, or why it has none,
+// as the controller's events do.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	w := start(t, 1)
@@ -96,8 +97,8 @@ func TestWhy(t *testing.T) {
 	w.why(t, "requires", 2, "The Service waits for an address.", "Problem: ")
 }
 
-// permit gives a user a ClusterRole in the namespace. The role view has no rules without kube-controller-manager: the user gets what
-// it would have for Services.
+// permit gives a user a ClusterRole in the namespace. The role view has no rules without
+// kube-controller-manager: the user gets what it would have for Services.
 func (w *world) permit(user, role string) {
 	w.T.Helper()
 	made := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: role, Namespace: simulation.Namespace}, Rules: []rbacv1.PolicyRule{

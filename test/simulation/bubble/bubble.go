@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bubble has berth-scheduler as a part of a test's process, for bubbles of testing/synctest.
+// Package bubble has berth-scheduler as a part of a test's process, for bubbles of
+// testing/synctest.
 package bubble
 
 import (
@@ -58,8 +59,8 @@ type Scheduler struct {
 // Never is longer than any test: a pod that nobody wakes waits until its test fails.
 const Never = 48 * time.Hour
 
-// NewScheduler starts to follow the API server of kube until ctx ends; the plugin has its own client, made
-// with api.
+// NewScheduler starts to follow the API server of kube until ctx ends; the plugin has its own
+// client, made with api.
 func NewScheduler(ctx context.Context, kube kubernetes.Interface, api *rest.Config, settings *config.KubeSchedulerConfiguration, recorder profile.RecorderFactory, options ...scheduler.Option) (*Scheduler, error) {
 	s := &Scheduler{Plugin: floatingip.NewFactory()}
 	factory := scheduler.NewInformerFactory(kube, 0)

@@ -71,7 +71,8 @@ const (
 	cooldown = 10 * time.Minute
 	// perWorkload is how many pods a workload has on average.
 	perWorkload = 30
-	// perQueue is how much time is at least between two queues: three times as many pods as addresses, one cooldown each.
+	// perQueue is how much time is at least between two queues: three times as many pods as addresses,
+	// one cooldown each.
 	perQueue = 5 * time.Minute
 	// atRest is how long after the last change cooldowns are over and the status of pools is written.
 	atRest = 2 * cooldown
@@ -79,14 +80,15 @@ const (
 	morning = 2 * time.Hour
 )
 
-// most is by how much memory and sizes may be larger in the evening than in the morning, when as many
-// pods run.
+// most is by how much memory and sizes may be larger in the evening than in the morning, when as
+// many pods run.
 const most = 1.1
 
 // growTo returns the sizes that may grow, and how far: the UIDs of pods that were deleted, which
-// both reclaimers, in three caches each, and the plugin forget by number; in all books the order in which addresses were given;
-// the addresses that Deployments keep for the pods that an update starts before it ends others; and, in all books, the
-// lists of the addresses of Deployments that have many by that, since their first update: each has them by kind.
+// both reclaimers, in three caches each, and the plugin forget by number; in all books the order in
+// which addresses were given; the addresses that Deployments keep for the pods that an update
+// starts before it ends others; and, in all books, the lists of the addresses of Deployments that
+// have many by that, since their first update: each has them by kind.
 func (d *day) growTo() map[string]int {
 	spare, listed, large := 0, 0, 0
 	for _, w := range d.workloads {
@@ -106,8 +108,9 @@ func (d *day) growTo() map[string]int {
 	}
 }
 
-// TestDay runs a day of deploys. Every few hours, and in the evening, there is as much in memory and in queues as in the
-// morning, and what the programs recorded is so; when everything is deleted nothing is left.
+// TestDay runs a day of deploys. Every few hours, and in the evening, there is as much in memory
+// and in queues as in the morning, and what the programs recorded is so; when everything is deleted
+// nothing is left.
 func TestDay(t *testing.T) {
 	s := small(t)
 	if hours := os.Getenv(hoursEnv); hours != "" {
@@ -339,8 +342,8 @@ func (d *day) deploy(until time.Duration) {
 	d.t.Logf("%s: %v, %d pods made", d.now(), d.count, d.made.Load())
 }
 
-// rest waits until all cooldowns are over and the status of pools is written, which begins anew with
-// the resync of each ten minutes.
+// rest waits until all cooldowns are over and the status of pools is written, which begins anew
+// with the resync of each ten minutes.
 func (d *day) rest() {
 	<-time.After(atRest + time.Minute)
 	d.tidy()
@@ -458,7 +461,8 @@ func (d *day) empty() {
 	}
 	d.changes.Wait()
 	d.berth.Remove(d.claim)
-	// The controller asks 200 times a second, three times for each address: that it cools down, its pool before that ends, and that it is free.
+	// The controller asks 200 times a second, three times for each address: that it cools down, its
+	// pool before that ends, and that it is free.
 	<-time.After(cooldown + time.Minute + time.Duration(len(d.berth.IPs()))*3*time.Second/200)
 	if ips := d.berth.IPs(); len(ips) > 0 {
 		d.t.Errorf("%d addresses are left, for example %v", len(ips), slices.Sorted(maps.Keys(ips))[0])

@@ -50,7 +50,8 @@ func (s silent) WithLogger(klog.Logger) events.EventRecorderLogger { return s }
 // leases, events and servers of metrics.
 type programs struct {
 	scheduler *bubble.Scheduler
-	// controllers has the parts of berth-controller: the leader's, and those of a replica that only follows.
+	// controllers has the parts of berth-controller: the leader's, and those of a replica that only
+	// follows.
 	controllers []any
 }
 
@@ -87,7 +88,8 @@ func (p *programs) startScheduler(ctx context.Context, group *sync.WaitGroup, ku
 		return err
 	}
 	for _, profile := range settings.Profiles {
-		// By default it counts the pods of all nodes for each pod of a workload, which takes a third of the day's time.
+		// By default it counts the pods of all nodes for each pod of a workload, which takes a third of
+		// the day's time.
 		plugins := &profile.Plugins.MultiPoint
 		plugins.Enabled = slices.DeleteFunc(plugins.Enabled, func(plugin config.Plugin) bool { return plugin.Name == names.PodTopologySpread })
 	}
@@ -106,7 +108,8 @@ func (a agents) Carried(_ context.Context, node string) ([]netip.Addr, error) {
 	return a.of.Carried(node)
 }
 
-// startController does as New, Follow and, if it leads, Lead in cmd/controller/work do, with the rates of its flags.
+// startController does as New, Follow and, if it leads, Lead in cmd/controller/work do, with the
+// rates of its flags.
 func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server, agents reclaim.Agents, leads bool) error {
 	limited := rest.CopyConfig(berth.Config())
 	limited.QPS, limited.Burst = 200, 400

@@ -19,13 +19,14 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// stepsPerPod is how many steps the replacement of a pod may take, however many others wait: an attempt to schedule it that finds no
-// address and one that does, the two writes that end the old pod's hold of the address and begin the new one's, two reads of the node,
-// and one more where the scheduler and the controller write at the same time.
+// stepsPerPod is how many steps the replacement of a pod may take, however many others wait: an
+// attempt to schedule it that finds no address and one that does, the two writes that end the old
+// pod's hold of the address and begin the new one's, two reads of the node, and one more where the
+// scheduler and the controller write at the same time.
 const stepsPerPod = 7
 
-// An update of a Deployment with a fixed set takes as many steps for each pod of 5,000, of which make day has one, as of 500. Its pods
-// wait for the ends of others, a quarter of them at a time.
+// An update of a Deployment with a fixed set takes as many steps for each pod of 5,000, of which
+// make day has one, as of 500. Its pods wait for the ends of others, a quarter of them at a time.
 func TestUpdateOfMany(t *testing.T) {
 	sizes := []int{500}
 	if os.Getenv(hoursEnv) != "" {
@@ -92,8 +93,8 @@ func (w *workload) endFirst() {
 	w.must(err)
 }
 
-// replaceInSteps replaces all pods as the Deployment controller does with maxUnavailable: it starts new ones and ends old ones at
-// once, and each step scales both ReplicaSets.
+// replaceInSteps replaces all pods as the Deployment controller does with maxUnavailable: it starts
+// new ones and ends old ones at once, and each step scales both ReplicaSets.
 func (w *workload) replaceInSteps() {
 	w.t.Helper()
 	w.version++

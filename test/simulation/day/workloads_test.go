@@ -55,8 +55,9 @@ type workload struct {
 
 func newTurn() chan struct{} { return make(chan struct{}, 1) }
 
-// inTurn begins a change of the workload, which must not be before the changes that were begun earlier have ended.
-// It waits for a channel: time does not pass in a bubble of synctest while a goroutine waits for a Mutex.
+// inTurn begins a change of the workload, which must not be before the changes that were begun
+// earlier have ended. It waits for a channel: time does not pass in a bubble of synctest while a
+// goroutine waits for a Mutex.
 func (w *workload) inTurn(change func()) {
 	w.turn <- struct{}{}
 	defer func() { <-w.turn }()

@@ -172,8 +172,8 @@ func (k *Kubelets) IsLost(node string) bool {
 	return k.lost[node]
 }
 
-// Carried returns the addresses of the live pods that are bound to a node: the agent's answer. It fails
-// while the node is lost.
+// Carried returns the addresses of the live pods that are bound to a node: the agent's answer. It
+// fails while the node is lost.
 func (k *Kubelets) Carried(node string) (addrs []netip.Addr, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

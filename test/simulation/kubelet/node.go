@@ -47,8 +47,8 @@ func Keep(ctx context.Context, kube kubernetes.Interface, node string) {
 	repeat(ctx, func() { _ = beat(ctx, kube, node) }) // the next one may succeed
 }
 
-// beat is one heartbeat of a node. It gives up in time for another one within the node controller's patience, as
-// an API server that starts can hold a request for a minute.
+// beat is one heartbeat of a node. It gives up in time for another one within the node controller's
+// patience, as an API server that starts can hold a request for a minute.
 func beat(ctx context.Context, kube kubernetes.Interface, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 	defer cancel()

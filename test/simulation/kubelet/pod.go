@@ -42,8 +42,8 @@ func IsReady(pod *v1.Pod) bool {
 }
 
 // SetPhase writes a pod's phase and readiness as the kubelet does, and with a final phase that its
-// containers have terminated. Where pod has a resource version, a change since then is not undone: it
-// is a conflict.
+// containers have terminated. Where pod has a resource version, a change since then is not undone:
+// it is a conflict.
 func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase v1.PodPhase, reason string) error {
 	ready := v1.ConditionFalse
 	if phase == v1.PodRunning && pod.Labels[Broken] == "" {

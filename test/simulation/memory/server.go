@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package memory is kube-apiserver in this process, for bubbles of testing/synctest: its registries,
-// handlers, validation, admission and authorization, with a map in the place of etcd and function
-// calls in the place of a network. CustomResourceDefinitions are served as it does.
+// Package memory is kube-apiserver in this process, for bubbles of testing/synctest: its
+// registries, handlers, validation, admission and authorization, with a map in the place of etcd
+// and function calls in the place of a network. CustomResourceDefinitions are served as it does.
 //
-// It knows the groups that Berth, its workloads and their controllers use. It does not have Services'
-// allocators, policies and webhooks of admission, priority and fairness, or OpenAPI.
+// It knows the groups that Berth, its workloads and their controllers use. It does not have
+// Services' allocators, policies and webhooks of admission, priority and fairness, or OpenAPI.
 package memory
 
 import (
@@ -108,7 +108,8 @@ type provider interface {
 	NewRESTStorage(serverstorage.APIResourceConfigSource, generic.RESTOptionsGetter) (genericapiserver.APIGroupInfo, error)
 }
 
-// Start starts a server with the objects of a Backup; nil: none. It works until ctx ends and Wait has returned.
+// Start starts a server with the objects of a Backup; nil: none. It works until ctx ends and Wait
+// has returned.
 func Start(ctx context.Context, backup *Backup) (*Server, error) {
 	s := &Server{data: newData()}
 	if backup != nil {
@@ -366,8 +367,8 @@ func (in *installer) group(root string, info genericapiserver.APIGroupInfo) erro
 	return nil
 }
 
-// custom serves definitions and their objects as apiextensions-apiserver does, which follows the definitions
-// from the call of follow until ctx ends.
+// custom serves definitions and their objects as apiextensions-apiserver does, which follows the
+// definitions from the call of follow until ctx ends.
 func (in *installer) custom(ctx context.Context, config *clientrest.Config) (handler http.Handler, follow func(), err error) {
 	group := genericapiserver.NewDefaultAPIGroupInfo(apiextensionsv1.GroupName, apiserver.Scheme, metav1.ParameterCodec, apiserver.Codecs)
 	definitions, err := customresourcedefinition.NewREST(apiserver.Scheme, in)

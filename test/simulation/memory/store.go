@@ -146,11 +146,13 @@ func (s *store) Create(_ context.Context, key string, object, out runtime.Object
 	}
 	object = object.DeepCopyObject()
 	if pod, is := object.(*core.Pod); is {
-		// Kubernetes' controller of ReplicaSets divides by the age of pods, and in a bubble time stands still.
+		// Kubernetes' controller of ReplicaSets divides by the age of pods, and in a bubble time stands
+		// still.
 		pod.CreationTimestamp.Time = pod.CreationTimestamp.Add(-time.Second)
 	}
 	if e, is := object.(*core.Event); is {
-		// Recorders name an event by the nanosecond, which in a bubble is the same for all that happens at once.
+		// Recorders name an event by the nanosecond, which in a bubble is the same for all that happens
+		// at once.
 		for s.now(key) != nil {
 			key, e.Name = key+"0", e.Name+"0"
 		}
@@ -362,8 +364,8 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// tells returns what the client of a watch is told of an event: of an object that comes to match its
-// selectors, that it was added.
+// tells returns what the client of a watch is told of an event: of an object that comes to match
+// its selectors, that it was added.
 func (w *watcher) tells(e event) (told watch.Event, is bool) {
 	if e.kind == watch.Bookmark {
 		object := w.store.newFunc()

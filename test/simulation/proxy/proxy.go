@@ -46,7 +46,8 @@ type Faults struct {
 type Proxy struct {
 	url      string
 	upstream *url.URL
-	// transport is for the program's own requests, and theirs for requests that come with a bearer token.
+	// transport is for the program's own requests, and theirs for requests that come with a bearer
+	// token.
 	transport, theirs http.RoundTripper
 	server            *http.Server // nil: it listens nowhere
 	ended             chan struct{}
@@ -74,7 +75,8 @@ type Call struct {
 	Code    int
 	// ByTest marks an answer by the proxy itself.
 	ByTest bool
-	// WithToken marks a request that came with a bearer token, and so was not made with the identity that the proxy lends.
+	// WithToken marks a request that came with a bearer token, and so was not made with the identity
+	// that the proxy lends.
 	WithToken bool
 	At        time.Time
 }
@@ -97,8 +99,8 @@ type Options struct {
 	Keeps func(Call) bool
 }
 
-// New returns a proxy to the API server of config, an administrator's, that listens nowhere: requests
-// come to ServeHTTP until Stop.
+// New returns a proxy to the API server of config, an administrator's, that listens nowhere:
+// requests come to ServeHTTP until Stop.
 func New(config *rest.Config, options Options) (*Proxy, error) {
 	config = rest.CopyConfig(config)
 	config.Impersonate = options.Identity
@@ -120,7 +122,8 @@ func New(config *rest.Config, options Options) (*Proxy, error) {
 	}, nil
 }
 
-// Start starts a proxy to the API server of config. It works until ctx ends; the caller must call Stop.
+// Start starts a proxy to the API server of config. It works until ctx ends; the caller must call
+// Stop.
 func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, error) {
 	p, err := New(config, options)
 	if err != nil {
@@ -342,7 +345,8 @@ func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	p.copy(ctx, writer, body, request)
 }
 
-// hasToken says whether a request comes with credentials of its own: those of a user for whom the program asks.
+// hasToken says whether a request comes with credentials of its own: those of a user for whom the
+// program asks.
 func hasToken(request *http.Request) bool { return request.Header.Get("Authorization") != "" }
 
 // buffer reads a request's body, so that it outlives the connection.

@@ -82,7 +82,8 @@ func post(p *Proxy, body string) (int, string, error) {
 	return response.StatusCode, string(text), err
 }
 
-// A request with a token of its own goes with it, and not as the identity that the proxy lends, nor with the administrator's credentials.
+// A request with a token of its own goes with it, and not as the identity that the proxy lends, nor
+// with the administrator's credentials.
 func TestTokens(t *testing.T) {
 	sent := make(chan http.Header, 1)
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

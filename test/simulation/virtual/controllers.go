@@ -34,8 +34,8 @@ import (
 // nodeGrace is how long a node may be silent, as in package lab.
 const nodeGrace = 10 * time.Second
 
-// startControllers runs Kubernetes' controllers of workloads and nodes, as kube-controller-manager does,
-// until ctx ends; with nodesLeft none that judges nodes. wait waits for their end.
+// startControllers runs Kubernetes' controllers of workloads and nodes, as kube-controller-manager
+// does, until ctx ends; with nodesLeft none that judges nodes. wait waits for their end.
 //
 //nolint:funlen // It is one list of controllers.
 func startControllers(ctx context.Context, api *rest.Config, nodesLeft bool) (wait func(), err error) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package virtual runs tests of package simulation in the virtual time of testing/synctest: Berth's
-// programs and the controllers of Kubernetes are parts of this process, and so is the API server, which
-// package memory has.
+// programs and the controllers of Kubernetes are parts of this process, and so is the API server,
+// which package memory has.
 package virtual
 
 import (
@@ -42,7 +42,8 @@ func runScheduler(ctx context.Context, api *rest.Config, of program.Config) erro
 	return nil
 }
 
-// runController is berth-controller's main function, without leases and servers, with the values of its flags.
+// runController is berth-controller's main function, without leases and servers, with the values of
+// its flags.
 func runController(ctx context.Context, api *rest.Config) error {
 	api.QPS, api.Burst = 200, 400
 	kube, err := kubernetes.NewForConfig(protobuf(api))

@@ -41,10 +41,12 @@ func Test(t *testing.T, test func(t *testing.T)) {
 	synctest.Test(t, test)
 }
 
-// quiet has Kubernetes' controllers not log what they repeat. Berth's programs have logs of their own.
+// quiet has Kubernetes' controllers not log what they repeat. Berth's programs have logs of their
+// own.
 var quiet = sync.OnceFunc(func() { klog.SetLogger(klog.Logger{}) })
 
-// New returns a world, in a bubble, on an API server with Berth's manifests applied. It ends with the test.
+// New returns a world, in a bubble, on an API server with Berth's manifests applied. It ends with
+// the test.
 func New(t *testing.T, options Options) *simulation.World {
 	t.Helper()
 	backup, err := installed()
@@ -90,7 +92,8 @@ func Start(t *testing.T, options Options, nodes int) *simulation.World {
 	return w
 }
 
-// installed are the objects of an API server to which the manifests were applied. They are made once.
+// installed are the objects of an API server to which the manifests were applied. They are made
+// once.
 var installed = sync.OnceValues(func() (*memory.Backup, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	server, err := memory.Start(ctx, nil)

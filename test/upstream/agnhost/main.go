@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Agnhost is upstream's agnhost for kernels without SCTP sockets: it opens and accepts associations on a raw socket, as far as the
-// INIT ACK, which needs a packet in each direction to pass. Upstream's own does all else.
+// Agnhost is upstream's agnhost for kernels without SCTP sockets: it opens and accepts associations
+// on a raw socket, as far as the INIT ACK, which needs a packet in each direction to pass.
+// Upstream's own does all else.
 package main
 
 import (

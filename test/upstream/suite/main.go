@@ -47,7 +47,8 @@ func main() {
 	flag.Parse()
 	framework.AfterReadingAllFlags(&framework.TestContext)
 	framework.TestContext.IPFamily = "ipv4" // of the lab's Services
-	// Only now: the framework has Ginkgo preview the suite, which passes every case without running it.
+	// Only now: the framework has Ginkgo preview the suite, which passes every case without running
+	// it.
 	if *results != "" {
 		file, err := os.OpenFile(*results, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 		if err != nil {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package freeing says which addresses can be freed, and frees them: the rules and the words of "kubectl berth release", for the
-// console, too. An address is freed only as it was seen: its FloatingIP must still have the UID and the resourceVersion, which
-// the API server compares. The package has no client of its own, so the rights are those of whoever asks.
+// Package freeing says which addresses can be freed, and frees them: the rules and the words of
+// "kubectl berth release", for the console, too. An address is freed only as it was seen: its
+// FloatingIP must still have the UID and the resourceVersion, which the API server compares. The
+// package has no client of its own, so the rights are those of whoever asks.
 package freeing
 
 import (
@@ -139,8 +140,8 @@ func FindSeen(ctx context.Context, ips FloatingIPs, addr netip.Addr, uid, versio
 	return r, err
 }
 
-// Free frees an address that can be freed. With dryRun, the API's parameter, it asks the API server whether it would. An error
-// is of the API server.
+// Free frees an address that can be freed. With dryRun, the API's parameter, it asks the API server
+// whether it would. An error is of the API server.
 func (r *Release) Free(ctx context.Context, ips FloatingIPs, dryRun []string) error {
 	if r.Outcome != ToFree {
 		return nil

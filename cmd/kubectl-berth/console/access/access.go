@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package access says which part of the cluster a request to the console may see, and with whose rights it writes. A gate in front
-// of all pages and of the API finds it out; they ask [Of] and [WriterOf], and nobody else.
+// Package access says which part of the cluster a request to the console may see, and with whose
+// rights it writes. A gate in front of all pages and of the API finds it out; they ask [Of] and
+// [WriterOf], and nobody else.
 package access
 
 import (
@@ -31,8 +32,8 @@ func Of(ctx context.Context) register.Scope {
 	return scope
 }
 
-// Writer writes to the API server as the user of a request, who has the rights there or has them not. What it writes with is nil in
-// a console that only reads; asking changes nothing.
+// Writer writes to the API server as the user of a request, who has the rights there or has them
+// not. What it writes with is nil in a console that only reads; asking changes nothing.
 type Writer struct {
 	// BGP and Failover ask the speakers and berth-failover, as kubectl berth bgp and failover do.
 	BGP, Failover Question

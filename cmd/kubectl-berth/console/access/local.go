@@ -14,9 +14,10 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
 
-// Local is the gate of a console on the loopback interface. It lets in whoever has its token: the browser by a cookie that it
-// gets for the token in the URL that the user opens, programs by Authorization: Bearer. All users of the machine reach the
-// port, and also each page that the user's browser shows may send requests to it, so the port alone is no right.
+// Local is the gate of a console on the loopback interface. It lets in whoever has its token: the
+// browser by a cookie that it gets for the token in the URL that the user opens, programs by
+// Authorization: Bearer. All users of the machine reach the port, and also each page that the
+// user's browser shows may send requests to it, so the port alone is no right.
 type Local struct {
 	token, cookie string
 	hosts         []string

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api answers /api/v1 of the console: see openapi.yaml, which is served too. It reads from the register. What it writes goes
-// to the API server as the user of the request: see [access.WriterOf].
+// Package api answers /api/v1 of the console: see openapi.yaml, which is served too. It reads from
+// the register. What it writes goes to the API server as the user of the request: see
+// [access.WriterOf].
 package api
 
 import (
@@ -55,8 +56,8 @@ type request struct {
 	query url.Values
 }
 
-// New returns the handler of all paths below [Prefix]. The contexts of requests say what they may see, and with whose rights they
-// write: see package access.
+// New returns the handler of all paths below [Prefix]. The contexts of requests say what they may
+// see, and with whose rights they write: see package access.
 func New(options Options) http.Handler {
 	s := &server{options}
 	mux := &routes{http.NewServeMux(), map[string][]string{}, NewTurns()}
@@ -121,7 +122,8 @@ func (m *routes) handle(path string, answer func(http.ResponseWriter, *request),
 	m.answers(http.MethodGet, path, answer, parameters...)
 }
 
-// answers refuses parameters that a path does not know: a misspelled filter would select everything.
+// answers refuses parameters that a path does not know: a misspelled filter would select
+// everything.
 func (m *routes) answers(method, path string, answer func(http.ResponseWriter, *request), parameters ...string) {
 	m.methods[path] = append(m.methods[path], method)
 	m.HandleFunc(method+" "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
@@ -260,7 +262,8 @@ func word[T ~string](query url.Values, name string, words ...T) (T, error) {
 	return "", MistakeError(fmt.Sprintf("there is no %s %q: write %s", name, given, strings.Join(texts, ", ")))
 }
 
-// QueryOf returns the query that the parameters of a request ask for, without a limit. An error is a MistakeError.
+// QueryOf returns the query that the parameters of a request ask for, without a limit. An error is
+// a MistakeError.
 func QueryOf(query url.Values) (register.Query, error) {
 	get := query.Get
 	q := register.Query{Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"), After: get("after")}

@@ -19,8 +19,8 @@ const list = "addresses.txt"
 // ListPath is the path of the list of addresses that belong to somebody.
 const ListPath = Prefix + list
 
-// list answers with addresses only, one a line: the form that firewalls read. A filter that is empty, or a name that others may use
-// too, would open a firewall for more than was meant.
+// list answers with addresses only, one a line: the form that firewalls read. A filter that is
+// empty, or a name that others may use too, would open a firewall for more than was meant.
 func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 	return func(w http.ResponseWriter, r *request) {
 		for name := range r.query {

@@ -23,10 +23,12 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// kind is a kind of objects that users write by the API. Its specs are passed on as they are: the API server knows the fields.
+// kind is a kind of objects that users write by the API. Its specs are passed on as they are: the
+// API server knows the fields.
 type kind struct {
 	name string
-	// one is the path of an object, below that of the kind, with the parameters name and, of a namespaced kind, namespace.
+	// one is the path of an object, below that of the kind, with the parameters name and, of a
+	// namespaced kind, namespace.
 	one string
 	// of returns the objects of a namespace.
 	of func(as *access.Writer, namespace string) access.Objects
@@ -159,7 +161,8 @@ func (k *kind) remove(w http.ResponseWriter, r *request, as *access.Writer) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// isAnother says whether the API server refused a patch for its UID, which it takes for a change of the field.
+// isAnother says whether the API server refused a patch for its UID, which it takes for a change of
+// the field.
 func isAnother(err error) bool {
 	var refused apierrors.APIStatus
 	return errors.As(err, &refused) && refused.Status().Details != nil &&

@@ -10,8 +10,8 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
 
-// Problem is an answer to a request that is not done, by RFC 9457. Its type is about:blank, so that the title is that of the
-// status.
+// Problem is an answer to a request that is not done, by RFC 9457. Its type is about:blank, so that
+// the title is that of the status.
 type Problem struct {
 	Title  string `json:"title"`
 	Status int    `json:"status"`

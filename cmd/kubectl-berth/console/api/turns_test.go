@@ -50,7 +50,8 @@ func TestTurns(t *testing.T) {
 	})
 }
 
-// Answers from memory take a turn and end it, also one that is an error; a client that goes while it waits is not answered.
+// Answers from memory take a turn and end it, also one that is an error; a client that goes while
+// it waits is not answered.
 func TestAnswersTakeTurns(t *testing.T) {
 	handler := New(Options{Register: register.New()})
 	turns := handler.(*routes).turns

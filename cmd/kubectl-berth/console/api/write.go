@@ -27,7 +27,8 @@ const (
 	WriteTimeout = time.Minute
 )
 
-// writes refuses requests of a console that reads only, and gives the others the writer of their user.
+// writes refuses requests of a console that reads only, and gives the others the writer of their
+// user.
 func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Writer)) func(http.ResponseWriter, *request) {
 	return func(w http.ResponseWriter, r *request) {
 		as := access.WriterOf(r.Context())
@@ -42,8 +43,8 @@ func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Wr
 	}
 }
 
-// readContent reads the JSON of a request. A field that it does not know is refused, since it may be a dryRun that is misspelled. ok
-// is false if the request is answered.
+// readContent reads the JSON of a request. A field that it does not know is refused, since it may
+// be a dryRun that is misspelled. ok is false if the request is answered.
 func readContent(w http.ResponseWriter, r *request, into any) (ok bool) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		Refuse(w, http.StatusUnsupportedMediaType, "send JSON, with Content-Type: application/json")
@@ -92,8 +93,9 @@ func (s *server) release(w http.ResponseWriter, r *request, as *access.Writer) {
 	say(w, http.StatusOK, map[string]any{"releases": releases})
 }
 
-// Release frees addresses that are as they were seen, and returns the outcome for each: one that the API server does not let the
-// user free is left. An error is a mistake in what was asked, and nothing is freed.
+// Release frees addresses that are as they were seen, and returns the outcome for each: one that
+// the API server does not let the user free is left. An error is a mistake in what was asked, and
+// nothing is freed.
 func Release(ctx context.Context, as *access.Writer, seen []Seen, dryRun bool) ([]freeing.Release, error) {
 	if len(seen) == 0 || len(seen) > MostReleases {
 		return nil, fmt.Errorf("%d addresses: name from 1 to %d", len(seen), MostReleases)

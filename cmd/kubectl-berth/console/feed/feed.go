@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package feed brings the objects of a cluster into the console's register, from watches. It keeps no copy of its own.
+// Package feed brings the objects of a cluster into the console's register, from watches. It keeps
+// no copy of its own.
 package feed
 
 import (
@@ -21,8 +22,8 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 )
 
-// feed brings objects of one kind into the register, which keeps no second copy of them. It is the store of a reflector,
-// which calls its methods one after the other.
+// feed brings objects of one kind into the register, which keeps no second copy of them. It is the
+// store of a reflector, which calls its methods one after the other.
 type feed struct {
 	slim    func(object any) any
 	replace func(objects []any)
@@ -49,7 +50,8 @@ func (f *feed) Delete(object any) error {
 	return nil
 }
 
-// Replace gets objects that are slim already, or not: a reflector slims them only where the API server streams lists.
+// Replace gets objects that are slim already, or not: a reflector slims them only where the API
+// server streams lists.
 func (f *feed) Replace(objects []any, _ string) error {
 	for i := range objects {
 		objects[i] = f.slim(objects[i])
@@ -81,7 +83,8 @@ var (
 		forbidden:    "you may not list and watch %s of the whole cluster",
 		unauthorized: "the API server does not accept your credentials any more: log in again, and start kubectl berth console anew",
 	}
-	// OfAccount are for a console with rights of its own, whose readers are not told what its requests and their answers are.
+	// OfAccount are for a console with rights of its own, whose readers are not told what its requests
+	// and their answers are.
 	OfAccount = Words{
 		forbidden:    "the ServiceAccount of the console may not list and watch %s of the whole cluster",
 		unauthorized: "the API server does not accept the token of the console's ServiceAccount",
@@ -164,7 +167,8 @@ func whole[O metav1.Object](object O) (O, bool) {
 	return object, true
 }
 
-// slim is what a register keeps of an object, if anything, with the name by which client-go keeps it while it lists.
+// slim is what a register keeps of an object, if anything, with the name by which client-go keeps
+// it while it lists.
 type slim[T any] struct {
 	metav1.ObjectMeta
 

@@ -43,7 +43,8 @@ var shared = sync.OnceValue(func() assets {
 	return a
 })
 
-// Static serves the files that pages load, below StaticPrefix, and nothing else. They are in the source: whoever asks may have them.
+// Static serves the files that pages load, below StaticPrefix, and nothing else. They are in the
+// source: whoever asks may have them.
 func Static() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+StaticPrefix+"{hash}/{name...}", shared())

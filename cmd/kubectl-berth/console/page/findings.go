@@ -86,7 +86,8 @@ func (s *site) findings(r *request) (*view, error) {
 	return v, nil
 }
 
-// isOwn says whether a page of the console, or its user, sends the request: no other site makes the console work.
+// isOwn says whether a page of the console, or its user, sends the request: no other site makes the
+// console work.
 func isOwn(r *request) bool {
 	site := r.Header.Get("Sec-Fetch-Site")
 	return site == "" || site == "none" || site == "same-origin"

@@ -20,7 +20,8 @@ import (
 
 // listData is what a page of a list shows.
 type listData[T any] struct {
-	// Items are those of the page, and Rows the same as HTML, where many rows would take a template long.
+	// Items are those of the page, and Rows the same as HTML, where many rows would take a template
+	// long.
 	Items []T
 	Rows  template.HTML
 	Pager pager
@@ -110,8 +111,8 @@ func noteOf(pod *register.WaitingPod) string {
 	return fmt.Sprintf("No scheduler has looked at it yet. If that lasts, see whether scheduler %s runs.", pod.Scheduler)
 }
 
-// nodeRow sorts nodes, those that are gone or bad in front, and returns what writes a row, with the addresses compared with the most
-// that one of them has.
+// nodeRow sorts nodes, those that are gone or bad in front, and returns what writes a row, with the
+// addresses compared with the most that one of them has.
 func nodeRow(all []register.Node) func(*markup, *register.Node) {
 	var most int64
 	for _, node := range all {
@@ -158,7 +159,8 @@ func nodeRow(all []register.Node) func(*markup, *register.Node) {
 	}
 }
 
-// askFor has programs of Berth's asked with the rights of the user, who pressed the button of a page.
+// askFor has programs of Berth's asked with the rights of the user, who pressed the button of a
+// page.
 func (s *site) askFor(title string, of func(*access.Writer) access.Question) func(*request) (*view, error) {
 	return func(r *request) (*view, error) {
 		as := access.WriterOf(r.Context())

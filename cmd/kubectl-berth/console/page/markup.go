@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
-// markup is HTML that Go writes: rows of tables and their parts, for which templates would take most of the time of a page.
-// A tag is a constant of the source; anything else is escaped.
+// markup is HTML that Go writes: rows of tables and their parts, for which templates would take
+// most of the time of a page. A tag is a constant of the source; anything else is escaped.
 type markup struct{ written strings.Builder }
 
 // tag is HTML of the source. Nothing is converted to it.

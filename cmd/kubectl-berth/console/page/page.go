@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package page draws the console's pages from its register: HTML that works without JavaScript, each state with its own URL.
-// With JavaScript, htmx fetches the part of a page that changes anew when the stream of events says so, and morphs it, so that
-// focus and scroll position stay. Where something can be done they show the command. A console that writes also frees addresses, as
-// the user of the request, in two steps: the first is a dry run.
+// Package page draws the console's pages from its register: HTML that works without JavaScript,
+// each state with its own URL. With JavaScript, htmx fetches the part of a page that changes anew
+// when the stream of events says so, and morphs it, so that focus and scroll position stay. Where
+// something can be done they show the command. A console that writes also frees addresses, as the
+// user of the request, in two steps: the first is a dry run.
 //
-// A page is drawn under the policy that package console sends: no inline script and style, and no other host.
+// A page is drawn under the policy that package console sends: no inline script and style, and no
+// other host.
 package page
 
 import (
@@ -32,8 +34,8 @@ import (
 type Options struct {
 	// Register has all that is shown.
 	Register *register.Register
-	// Findings runs "kubectl berth check". It is called when a user asks for it, by one user at a time. nil: the page says the
-	// command.
+	// Findings runs "kubectl berth check". It is called when a user asks for it, by one user at a
+	// time. nil: the page says the command.
 	Findings func(ctx context.Context) (*Findings, error)
 	// Cluster is a name for the title: the context of the kubeconfig.
 	Cluster string
@@ -52,13 +54,13 @@ type Findings struct {
 	Unknown []string
 }
 
-// Finding is a contradiction, with a command that shows more or mends it.
+// Finding is a contradiction, with a command that shows more or fixes it.
 type Finding struct {
 	Code, Object, Text, Command string
 }
 
-// New returns the handler of all pages and of the files that they need. The contexts of requests say what they may see: see
-// package access.
+// New returns the handler of all pages and of the files that they need. The contexts of requests
+// say what they may see: see package access.
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {

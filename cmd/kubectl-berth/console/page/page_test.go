@@ -192,7 +192,8 @@ var every = []string{
 	"/claims", "/services", "/nodes", "/bgp", "/failover", "/changes", "/findings", "/nothing", "/pools/gone", "/addresses/x", "/addresses?state=x", "/addresses?after=x", "/?page=9",
 }
 
-// Each view is one document that a browser and a screen reader can use, under a policy without inline code and style.
+// Each view is one document that a browser and a screen reader can use, under a policy without
+// inline code and style.
 func TestDocuments(t *testing.T) {
 	handler := New(Options{Register: newRegister(t), Cluster: "prod"})
 	for _, path := range every {
@@ -406,7 +407,8 @@ func (s server) Delete(ctx context.Context, name string, options metav1.DeleteOp
 	return nil
 }
 
-// A user without JavaScript releases addresses in two steps, the first of which changes nothing; a console that only reads has no such form.
+// A user without JavaScript releases addresses in two steps, the first of which changes nothing; a
+// console that only reads has no such form.
 func TestRelease(t *testing.T) {
 	r := newRegister(t)
 	ips := server{}
@@ -497,7 +499,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// The button of a page has programs asked with the rights of the user, and what they say is shown as it is.
+// The button of a page has programs asked with the rights of the user, and what they say is shown
+// as it is.
 func TestAsk(t *testing.T) {
 	handler := New(Options{Register: newRegister(t), ReadOnly: "only reads"})
 	ask := func(path string, writer *access.Writer) answer {

@@ -21,13 +21,15 @@ const releasePath = "/release"
 // mostForm is the length of a form: that of the addresses of a page, and more.
 const mostForm = 64 << 10
 
-// releaseForm asks what would become of addresses if they were freed. Seen are they as the page shows them.
+// releaseForm asks what would become of addresses if they were freed. Seen are they as the page
+// shows them.
 type releaseForm struct {
 	Seen  []string
 	Words string
 }
 
-// releaseOf returns the form for the addresses that may be freed; nil if there are none, or the console only reads.
+// releaseOf returns the form for the addresses that may be freed; nil if there are none, or the
+// console only reads.
 func (s *site) releaseOf(words string, addresses ...standing.Address) *releaseForm {
 	form := &releaseForm{Words: words}
 	for i := range addresses {
@@ -56,7 +58,8 @@ type releaseData struct {
 	Commands     []register.Command
 }
 
-// release frees addresses if the user has confirmed it, and else asks the API server whether it would, and the user to confirm it.
+// release frees addresses if the user has confirmed it, and else asks the API server whether it
+// would, and the user to confirm it.
 func (s *site) release(r *request) (*view, error) {
 	if err := r.ParseForm(); err != nil {
 		return nil, &mistake{http.StatusBadRequest, "Not understood", "The form cannot be read: " + err.Error() + "."}

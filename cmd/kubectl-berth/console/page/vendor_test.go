@@ -49,7 +49,8 @@ func integrity(content []byte) string {
 	return "sha512-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// The vendored files are those of which packages.json says where they are from, and nobody has edited them.
+// The vendored files are those of which packages.json says where they are from, and nobody has
+// edited them.
 func TestVendored(t *testing.T) {
 	known := map[string]bool{"packages.json": true}
 	for _, from := range npmPackages(t) {

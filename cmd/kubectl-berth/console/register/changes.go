@@ -14,14 +14,15 @@ import (
 // mostChanges is how many changes are kept.
 const mostChanges = 1000
 
-// Change is a change of an address: one that the console saw, or the last one before it was started, as its FloatingIP tells.
+// Change is a change of an address: one that the console saw, or the last one before it was
+// started, as its FloatingIP tells.
 type Change struct {
 	// Number of the change, from 1.
 	Number  uint64    `json:"number"`
 	At      time.Time `json:"at"`
 	Address string    `json:"address"`
-	// Before and After are the state before and after it; Free is an address without a FloatingIP. Before has no state where
-	// it is not known.
+	// Before and After are the state before and after it; Free is an address without a FloatingIP.
+	// Before has no state where it is not known.
 	Before Moment `json:"before,omitzero"`
 	After  Moment `json:"after"`
 }
@@ -69,7 +70,8 @@ func (c *changes) add(one change) {
 	}
 }
 
-// recall keeps the last changes that rows tell of: since when each is as it is. The caller holds the lock.
+// recall keeps the last changes that rows tell of: since when each is as it is. The caller holds
+// the lock.
 func (r *Register) recall(rows []*Row) {
 	r.changes.since = now()
 	rows = slices.DeleteFunc(slices.Clone(rows), func(row *Row) bool { return max(row.since, row.released) == 0 })
@@ -154,8 +156,8 @@ func (r *Register) LastChange() uint64 {
 	return r.changes.count
 }
 
-// SeesSince returns since when each change is seen; of changes before it, each address has the last one at most. It is the zero
-// time as long as there is no list of FloatingIPs.
+// SeesSince returns since when each change is seen; of changes before it, each address has the last
+// one at most. It is the zero time as long as there is no list of FloatingIPs.
 func (r *Register) SeesSince() time.Time {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -22,7 +22,8 @@ func owned(address, kind, namespace, name string, since time.Time) *v1alpha1.Flo
 	}}
 }
 
-// After a start the last changes are those of which the records tell, and later ones come before them.
+// After a start the last changes are those of which the records tell, and later ones come before
+// them.
 func TestRecall(t *testing.T) {
 	began := time.Unix(1_700_000_000, 0).UTC()
 	before := now
@@ -88,7 +89,8 @@ func TestRecallMany(t *testing.T) {
 	}
 }
 
-// A claim has the counts and holders of its own addresses, and a tenant sees his claims, also the ones without an address.
+// A claim has the counts and holders of its own addresses, and a tenant sees his claims, also the
+// ones without an address.
 func TestClaims(t *testing.T) {
 	r := New()
 	claim := &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "web", UID: "u", ResourceVersion: "7"}, Spec: v1alpha1.IPClaimSpec{Size: 3}}

@@ -15,7 +15,8 @@ import (
 // Node is a node, or one that FloatingIPs name and that is gone.
 type Node struct {
 	Name string `json:"name"`
-	// Ready is the status of its condition Ready; Gone: there is no such node; empty: nodes cannot be read.
+	// Ready is the status of its condition Ready; Gone: there is no such node; empty: nodes cannot be
+	// read.
 	Ready string `json:"ready,omitempty"`
 	// Addresses is how many floating IPs the pods on it have, as far as the asker may see them.
 	Addresses int64 `json:"addresses"`
@@ -47,8 +48,8 @@ func NodeOf(node *v1.Node) *Node {
 // Gone is [Node.Ready] of a node that there is not.
 const Gone = "Gone"
 
-// Nodes returns the nodes with the number of their addresses, by name. Who may not see everything gets the nodes where the
-// pods are that he sees.
+// Nodes returns the nodes with the number of their addresses, by name. Who may not see everything
+// gets the nodes where the pods are that he sees.
 func (r *Register) Nodes(scope Scope) []Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -59,7 +59,8 @@ func sortBy(by Sort, rows []*Row) {
 	slices.SortFunc(rows, func(a, b *Row) int { return placeOf(by, a).compare(placeOf(by, b)) })
 }
 
-// search returns the index of the first of some rows in an order that is not before a place, and whether it is there.
+// search returns the index of the first of some rows in an order that is not before a place, and
+// whether it is there.
 func search(by Sort, rows []*Row, at place) (int, bool) {
 	return slices.BinarySearchFunc(rows, at, func(row *Row, at place) int { return placeOf(by, row).compare(at) })
 }
@@ -95,14 +96,16 @@ func (r *Register) row(addr netip.Addr) *Row {
 	return nil
 }
 
-// with returns the rows with a text, of rows in an order by texts. They are in the order of their addresses.
+// with returns the rows with a text, of rows in an order by texts. They are in the order of their
+// addresses.
 func with(rows []*Row, by Sort, text string) []*Row {
 	from, _ := search(by, rows, place{Text: text}) // an address that is not valid is before all others
 	to, _ := search(by, rows[from:], place{Text: text + "\x00"})
 	return rows[from : from+to]
 }
 
-// sees returns whether a scope sees a row. It holds until the rows change. The caller holds the lock.
+// sees returns whether a scope sees a row. It holds until the rows change. The caller holds the
+// lock.
 func (r *Register) sees(scope Scope) func(*Row) bool {
 	if scope.all {
 		return func(*Row) bool { return true }
@@ -115,11 +118,12 @@ func (r *Register) sees(scope Scope) func(*Row) bool {
 	return func(row *Row) bool { return namespaces[row.namespace] }
 }
 
-// mostSorted is up to how many rows are picked and sorted for an answer; a test replaces it. Of more, the first are soon found in the
-// order of all rows.
+// mostSorted is up to how many rows are picked and sorted for an answer; a test replaces it. Of
+// more, the first are soon found in the order of all rows.
 var mostSorted = 4096
 
-// seen returns rows among which are all that a scope sees, by address: few if it sees few. The caller holds the lock.
+// seen returns rows among which are all that a scope sees, by address: few if it sees few. The
+// caller holds the lock.
 func (r *Register) seen(scope Scope) []*Row {
 	all := r.rows()
 	if scope.all {

@@ -22,7 +22,8 @@ type WaitingPod struct {
 	Asks int64 `json:"asks"`
 	// Scheduler is the pod's schedulerName.
 	Scheduler string `json:"scheduler"`
-	// Reason and Message are why it waits, in the words of its scheduler; empty: no scheduler has looked at it yet.
+	// Reason and Message are why it waits, in the words of its scheduler; empty: no scheduler has
+	// looked at it yet.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }

@@ -132,7 +132,8 @@ func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
 	return p
 }
 
-// uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are Taken.
+// uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are
+// Taken.
 func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
 	n := 0
 	for _, span := range pool.Ranges {
@@ -160,8 +161,8 @@ type Map struct {
 	Rows  []MapRow `json:"rows"`
 }
 
-// MapRow is a row of cells. Each is a letter: see package poolmap; x is an address that is taken, of somebody whom the
-// asker may not see.
+// MapRow is a row of cells. Each is a letter: see package poolmap; x is an address that is taken,
+// of somebody whom the asker may not see.
 type MapRow struct {
 	From  netip.Addr `json:"from"`
 	Cells string     `json:"cells"`

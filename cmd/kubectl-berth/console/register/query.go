@@ -22,7 +22,8 @@ import (
 
 // Query selects addresses. An empty field selects all.
 type Query struct {
-	// Text is an address, the beginning of one, a prefix, or a part of the name of a pod, namespace, workload or node.
+	// Text is an address, the beginning of one, a prefix, or a part of the name of a pod, namespace,
+	// workload or node.
 	Text string
 	// These must be equal. Owner is the name of a workload or claim, and Kind its kind.
 	Pool, Namespace, Kind, Owner, Pod, Node string
@@ -231,7 +232,8 @@ func spanOf(text string) (iprange.Range, bool) {
 	return iprange.OfPrefix(prefix), err == nil
 }
 
-// contains returns whether a row has the text in its address or in a name. Texts that rows share are looked at once.
+// contains returns whether a row has the text in its address or in a name. Texts that rows share
+// are looked at once.
 func contains(part string) func(*Row) bool {
 	// namespace/pod is how kubectl berth writes pods.
 	namespace, pod, both := strings.Cut(part, "/")
@@ -258,8 +260,9 @@ func contains(part string) func(*Row) bool {
 	}
 }
 
-// Owned returns all addresses that a query selects and that belong to somebody, whether a pod has them or they are kept, in their
-// order. ok is false as long as there was no list of FloatingIPs: none would be taken for all.
+// Owned returns all addresses that a query selects and that belong to somebody, whether a pod has
+// them or they are kept, in their order. ok is false as long as there was no list of FloatingIPs:
+// none would be taken for all.
 func (r *Register) Owned(scope Scope, q Query) (all []netip.Addr, ok bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -272,8 +275,8 @@ func (r *Register) Owned(scope Scope, q Query) (all []netip.Addr, ok bool) {
 	return all, r.listed[FloatingIPs]
 }
 
-// Each calls do with the addresses that have a FloatingIP, in their order. It holds no lock meanwhile, so that an address may
-// change hands between two calls; each is called for once.
+// Each calls do with the addresses that have a FloatingIP, in their order. It holds no lock
+// meanwhile, so that an address may change hands between two calls; each is called for once.
 func (r *Register) Each(scope Scope, do func(*v1alpha1.FloatingIP) error) error {
 	const most = 1000
 	var last netip.Addr

@@ -125,8 +125,8 @@ func (r *Register) Namespaces() []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// Subscribe returns a channel that gets a signal after each change; signals that nobody has received yet are one.
-// The caller must call stop.
+// Subscribe returns a channel that gets a signal after each change; signals that nobody has
+// received yet are one. The caller must call stop.
 func (r *Register) Subscribe() (changed <-chan struct{}, stop func()) {
 	channel := make(chan struct{}, 1)
 	r.mu.Lock()

@@ -16,9 +16,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [RowOf] makes it.
+// Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [RowOf]
+// makes it.
 type Row struct {
-	// A search looks at all rows: what it needs is in the first 64 bytes, which processors fetch at once.
+	// A search looks at all rows: what it needs is in the first 64 bytes, which processors fetch at
+	// once.
 	addr                   netip.Addr
 	pod                    string
 	namespace, owner, node text
@@ -68,7 +70,8 @@ func (r *Row) version() (uid types.UID, version string) {
 	return types.UID(first), version
 }
 
-// RowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API server admits never.
+// RowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API
+// server admits never.
 func RowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	addr, err := v1alpha1.AddrOf(ip.Name)
 	if err != nil {

@@ -26,8 +26,8 @@ func (s Scope) All() bool { return s.all }
 // Empty says whether everything is hidden.
 func (s Scope) Empty() bool { return !s.all && len(s.namespaces) == 0 }
 
-// Sees says whether the rows of a namespace are seen. Rows of no namespace, such as reserved addresses, are only for
-// somebody who sees everything.
+// Sees says whether the rows of a namespace are seen. Rows of no namespace, such as reserved
+// addresses, are only for somebody who sees everything.
 func (s Scope) Sees(namespace string) bool {
 	return s.all || namespace != "" && s.namespaces[namespace]
 }

@@ -32,7 +32,8 @@ type Carrier struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// AssignmentOf returns of a NodeAssignment what it says of Services; ok is false if that is nothing.
+// AssignmentOf returns of a NodeAssignment what it says of Services; ok is false if that is
+// nothing.
 func AssignmentOf(whole *v1alpha1.NodeAssignment) (of *v1alpha1.NodeAssignment, ok bool) {
 	of = &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: whole.Name}, Status: v1alpha1.NodeAssignmentStatus{Carried: whole.Status.Carried, Refused: whole.Status.Refused}}
 	for _, address := range whole.Spec.Addresses {

@@ -41,12 +41,12 @@ func Until(ctx context.Context, listener net.Listener, handler http.Handler) err
 	return nil
 }
 
-// policy forbids everything that the pages do not need, so that a name in the cluster that is made to look like a page's code is
-// shown as text at the worst (https://www.w3.org/TR/CSP3/).
+// policy forbids everything that the pages do not need, so that a name in the cluster that is made
+// to look like a page's code is shown as text at the worst (https://www.w3.org/TR/CSP3/).
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 
-// Secure adds the headers that each answer has, and refuses what a browser sends for another site's page, unless it only reads:
-// the browser may add the cookie of a user who knows nothing of it.
+// Secure adds the headers that each answer has, and refuses what a browser sends for another site's
+// page, unless it only reads: the browser may add the cookie of a user who knows nothing of it.
 func Secure(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	protection.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -74,7 +74,8 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, detail string) {
 	http.Error(w, detail, status)
 }
 
-// Handler returns the handler of the pages and the API. It is to be behind a gate: see package access.
+// Handler returns the handler of the pages and the API. It is to be behind a gate: see package
+// access.
 func Handler(options page.Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(api.Prefix, api.New(api.Options{Register: options.Register, CSV: inventory.WriteCSV, ReadOnly: options.ReadOnly}))

@@ -24,7 +24,8 @@ import (
 // many are the addresses of BenchmarkRequests, perPool of them in a pool.
 const many, perPool = 150_000, 900
 
-// hold fills a register with addresses that pods hold, as simulation.HoldMany does on an API server.
+// hold fills a register with addresses that pods hold, as simulation.HoldMany does on an API
+// server.
 func hold(to *register.Register, n int) {
 	since := metav1.NewTime(time.Now().Add(-time.Hour))
 	var (

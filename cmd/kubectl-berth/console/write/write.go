@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package write makes the clients by which a console writes, and asks programs of Berth's. They have the credentials of the user who
-// asks, and never those of the console: the API server's authorization, admission and audit log decide and record.
+// Package write makes the clients by which a console writes, and asks programs of Berth's. They
+// have the credentials of the user who asks, and never those of the console: the API server's
+// authorization, admission and audit log decide and record.
 package write
 
 import (

@@ -40,7 +40,8 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// A user's questions go to the API server with the user's token, and those of a console that only reads write nothing.
+// A user's questions go to the API server with the user's token, and those of a console that only
+// reads write nothing.
 func TestAsBearer(t *testing.T) {
 	var asked []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ledger reads who had an address from log lines: those that package tenure writes, as klog's text or as
-// JSON, and the API server's audit events of FloatingIPs. It does no I/O but reading.
+// Package ledger reads who had an address from log lines: those that package tenure writes, as
+// klog's text or as JSON, and the API server's audit events of FloatingIPs. It does no I/O but
+// reading.
 package ledger
 
 import (
@@ -132,7 +133,8 @@ func repeats(last *Tenure, c *change) bool {
 	return c.state != standing.Held || last.PodUID == c.PodUID
 }
 
-// isOfEarlier says whether a line is about the end of a pod that has lost the address to the present one already.
+// isOfEarlier says whether a line is about the end of a pod that has lost the address to the
+// present one already.
 func isOfEarlier(last *Tenure, c *change) bool {
 	return last.State == standing.Held && c.state != standing.Held && c.PodUID != "" && c.PodUID != last.PodUID
 }
@@ -167,8 +169,8 @@ func (r *reader) concerns(line []byte) bool {
 	return bytes.Contains(line, []byte(r.addr.String())) || bytes.Contains(line, []byte(r.name))
 }
 
-// read returns the change of a line, nil if it is about something else. at is when the line was written, zero where
-// it does not say.
+// read returns the change of a line, nil if it is about something else. at is when the line was
+// written, zero where it does not say.
 func (r *reader) read(line []byte, parse bool) (c *change, at time.Time) {
 	line, at = stamped(line)
 	if bytes.HasPrefix(line, []byte("{")) {
@@ -212,7 +214,8 @@ func stamped(line []byte) ([]byte, time.Time) {
 	return rest, at
 }
 
-// klogTime reads the time of a line of klog, which has no year: the last such time. Programs in containers write UTC.
+// klogTime reads the time of a line of klog, which has no year: the last such time. Programs in
+// containers write UTC.
 func (r *reader) klogTime(text string) time.Time {
 	at, err := time.Parse("20060102 15:04:05.000000", strconv.Itoa(r.now.Year())+text)
 	if err != nil {

@@ -37,7 +37,8 @@ func text(all []Tenure) string {
 
 var now = time.Date(2026, 1, 3, 0, 0, 0, 0, time.UTC)
 
-// All that can be said about an address, as text of klog, as JSON, with kubelet's time before it, and as audit events.
+// All that can be said about an address, as text of klog, as JSON, with kubelet's time before it,
+// and as audit events.
 func TestTenures(t *testing.T) {
 	const (
 		bound = `"A pod got a floating IP" address="10.0.0.5" pool="web" namespace="shop" pod="%s" podUID="%s" node="n1" ownerKind="StatefulSet" owner="web" why=""`

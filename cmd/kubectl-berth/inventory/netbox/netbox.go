@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netbox reads lists of addresses as NetBox exports them, and writes the ones that it imports. It does no I/O.
+// Package netbox reads lists of addresses as NetBox exports them, and writes the ones that it
+// imports. It does no I/O.
 //
 // # What NetBox imports
 //
-// Its bulk import reads CSV with a header, or a JSON list, and takes all of a file or nothing. A row with the id of an address
-// updates that, a row without one creates an address. NetBox compares nothing else: where it wants addresses to be unique, in
-// the global table unless ENFORCE_GLOBAL_UNIQUE is false and in a VRF with enforce_unique, it refuses a file that has an
-// address of the table without its id. So the key is the id, and [Changes] finds it in NetBox's own list.
+// Its bulk import reads CSV with a header, or a JSON list, and takes all of a file or nothing. A
+// row with the id of an address updates that, a row without one creates an address. NetBox compares
+// nothing else: where it wants addresses to be unique, in the global table unless
+// ENFORCE_GLOBAL_UNIQUE is false and in a VRF with enforce_unique, it refuses a file that has an
+// address of the table without its id. So the key is the id, and [Changes] finds it in NetBox's own
+// list.
 //
 // # Whose an address is
 //
-// Each side must know which of its addresses came from the other, or they would keep each other's forever. NetBox has
-// Berth's with a description that begins with "Berth: "; whoever edits that takes the address over. Berth has NetBox's
-// reserved, with a reason of [Reason].
+// Each side must know which of its addresses came from the other, or they would keep each other's
+// forever. NetBox has Berth's with a description that begins with "Berth: "; whoever edits that
+// takes the address over. Berth has NetBox's reserved, with a reason of [Reason].
 package netbox
 
 import (
@@ -46,9 +49,10 @@ type Entry struct {
 // IsBerths says whether the inventory has the entry from Berth, and nobody has changed it there.
 func (e *Entry) IsBerths() bool { return strings.HasPrefix(e.Description, mark) }
 
-// Read reads lists, each of one of these forms: the CSV that NetBox exports in English or imports, pages of its REST
-// API (JSON), or lines with an address, "first-last" or a CIDR, where # begins a comment. Pages of the API may stand one
-// after the other, in one list or several, and must be complete. Lists without any entry are an error.
+// Read reads lists, each of one of these forms: the CSV that NetBox exports in English or imports,
+// pages of its REST API (JSON), or lines with an address, "first-last" or a CIDR, where # begins a
+// comment. Pages of the API may stand one after the other, in one list or several, and must be
+// complete. Lists without any entry are an error.
 func Read(lists ...[]byte) ([]Entry, error) {
 	var read reader
 	for _, list := range lists {
@@ -93,8 +97,8 @@ const (
 	columnDescription = "description"
 )
 
-// columnsOf returns the positions of known columns, of a header with the names of NetBox's fields, or with those
-// that its tables show.
+// columnsOf returns the positions of known columns, of a header with the names of NetBox's fields,
+// or with those that its tables show.
 func columnsOf(header []string) map[string]int {
 	positions := map[string]int{}
 	for i, name := range header {
@@ -145,8 +149,8 @@ func (r *reader) csv(text []byte, delimiter rune) error {
 	}
 }
 
-// address reads an address as NetBox writes it: the prefix length is that of the address's network, and says nothing
-// of how many addresses are meant.
+// address reads an address as NetBox writes it: the prefix length is that of the address's network,
+// and says nothing of how many addresses are meant.
 func address(text string) (iprange.Range, error) {
 	bare := text
 	if prefix, err := netip.ParsePrefix(text); err == nil {
@@ -281,13 +285,15 @@ const (
 	mark = "Berth: "
 	// free describes an address of Berth's that nobody has any more: an import deletes none.
 	free = mark + "free"
-	// longestDescription is NetBox's limit, in characters. It refuses the whole file for one that is longer.
+	// longestDescription is NetBox's limit, in characters. It refuses the whole file for one that is
+	// longer.
 	longestDescription = 200
 	// reason begins the reasons of addresses that are reserved because an inventory has them.
 	reason = "in the inventory"
 )
 
-// Reason returns the reason of a reservation of addresses of an inventory. name tells one inventory from others; it may be empty.
+// Reason returns the reason of a reservation of addresses of an inventory. name tells one inventory
+// from others; it may be empty.
 func Reason(name string) string {
 	if name == "" {
 		return reason
@@ -319,10 +325,11 @@ func NewRecord(addr netip.Addr, bits int, status, description string) Record {
 	return Record{Address: netip.PrefixFrom(addr, bits).String(), Status: status, Description: string(letters), addr: addr}
 }
 
-// Changes returns the records that make NetBox's list as Berth wants it: new addresses without id, and its own that have
-// changed, or that nobody has any more, with their ids, in the order of the addresses. An address of the list that
-// is not Berth's is left as it is, and returned as foreign if Berth wants it. mayFree says which addresses this Berth could
-// give: another may have written the others.
+// Changes returns the records that make NetBox's list as Berth wants it: new addresses without id,
+// and its own that have changed, or that nobody has any more, with their ids, in the order of the
+// addresses. An address of the list that is not Berth's is left as it is, and returned as foreign
+// if Berth wants it. mayFree says which addresses this Berth could give: another may have written
+// the others.
 func Changes(list []Entry, wanted []Record, mayFree func(netip.Addr) bool) (changes []Record, foreign []Entry, err error) {
 	known := make(map[netip.Addr]Entry, len(list))
 	for _, e := range list {

@@ -164,8 +164,9 @@ func TestChangesRefuses(t *testing.T) {
 	}
 }
 
-// inventory is a model of NetBox's import and export, from its BulkImportView and IPAddress.clean: a row with id
-// updates the object, another creates one, an address that is there twice is refused, and then nothing is changed.
+// inventory is a model of NetBox's import and export, from its BulkImportView and IPAddress.clean:
+// a row with id updates the object, another creates one, an address that is there twice is refused,
+// and then nothing is changed.
 type inventory struct {
 	rows map[int64]Record
 	last int64
@@ -237,8 +238,9 @@ func rowsOf(t *testing.T, text []byte, asJSON bool) []Record {
 	return rows
 }
 
-// Whatever Berth and others do between two exports: NetBox takes the changes, then has what Berth has, a second import of the
-// same file changes nothing, nor is there a change left to import, and the rows of others stay as they are.
+// Whatever Berth and others do between two exports: NetBox takes the changes, then has what Berth
+// has, a second import of the same file changes nothing, nor is there a change left to import, and
+// the rows of others stay as they are.
 func TestSecondImportChangesNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	address := func() netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 70, byte(random.IntN(12))}) }

@@ -352,7 +352,8 @@ func TestAdd(t *testing.T) {
 	}
 }
 
-// A backup has all kinds of Berth's objects but the ones that berth-controller makes of others, and a restore creates what is missing.
+// A backup has all kinds of Berth's objects but the ones that berth-controller makes of others, and
+// a restore creates what is missing.
 func TestEachKind(t *testing.T) {
 	saved := &Objects{}
 	for _, kind := range v1alpha1.Kinds() {

@@ -13,7 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// The kubelet tells with which addresses a pod runs. What the annotation has more, an administrator decides about.
+// The kubelet tells with which addresses a pod runs. What the annotation has more, an administrator
+// decides about.
 func TestLate(t *testing.T) {
 	says := func(names string, podIPs ...string) func(*v1.Pod) {
 		return func(pod *v1.Pod) {

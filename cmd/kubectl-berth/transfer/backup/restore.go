@@ -405,8 +405,8 @@ func (p *planner) findLate(saved []*v1alpha1.FloatingIP) map[string]lateHolder {
 	return late
 }
 
-// wired returns the names of the FloatingIPs that a live pod runs with: the ones that its kubelet told, and the ones
-// that its annotation has also, as many as it requests.
+// wired returns the names of the FloatingIPs that a live pod runs with: the ones that its kubelet
+// told, and the ones that its annotation has also, as many as it requests.
 func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	wants, _ := podrequest.Reader{Galaxy: true}.Requested(&pod.Spec)
 	if wants == 0 || !plan.IsLive(pod) {

@@ -102,8 +102,9 @@ type Workload struct {
 	Controller *metav1.OwnerReference
 }
 
-// The types of package plan. In an import, Update means that the object exists without a live pod, and a live pod has the
-// address from Galaxy; Stale that Galaxy itself would free the address, or should have; Skip that it cannot be imported.
+// The types of package plan. In an import, Update means that the object exists without a live pod,
+// and a live pod has the address from Galaxy; Stale that Galaxy itself would free the address, or
+// should have; Skip that it cannot be imported.
 type (
 	action = plan.Action
 	Item   = plan.Item

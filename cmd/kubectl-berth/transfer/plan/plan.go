@@ -103,8 +103,9 @@ func (p *Plan) ToWrite(kind string) (items []*Item) {
 	return items
 }
 
-// Object returns the fields of the desired object; of one to update as it was read, with the new holder: its UID and
-// resource version make the API server refuse the update if the object has changed since.
+// Object returns the fields of the desired object; of one to update as it was read, with the new
+// holder: its UID and resource version make the API server refuse the update if the object has
+// changed since.
 func (i *Item) Object() (*unstructured.Unstructured, error) {
 	var object any
 	switch {

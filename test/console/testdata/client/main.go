@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Client prints the name of each pool, how many addresses are held in it, and its capacity, as NAME:HELD/CAPACITY. It asks the
-// console by a client that is generated from the console's OpenAPI document into this folder.
+// Client prints the name of each pool, how many addresses are held in it, and its capacity, as
+// NAME:HELD/CAPACITY. It asks the console by a client that is generated from the console's OpenAPI
+// document into this folder.
 package main
 
 import (
