@@ -69,7 +69,7 @@ func TestValues(t *testing.T) {
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
 		{"console", []string{"kind: Service\nmetadata:\n  name: berth-console\n  namespace: network\n", "image: ghcr.io/berth-dev/berth-console:dev", "--secure-port=10268", "replicas: 1", "      port: 443\n",
-			"resources: [floatingips, ippools]\n    verbs: [list, watch]\n  - apiGroups: [\"\"]\n    resources: [pods, nodes]\n    verbs: [list, watch]\n  - apiGroups: [authentication.k8s.io]\n    resources: [tokenreviews]\n    verbs: [create]\n  - apiGroups: [authorization.k8s.io]\n    resources: [subjectaccessreviews]\n    verbs: [create]\n---",
+			"resources: [floatingips, ippools, ipclaims, nodeassignments, bgppeers]\n    verbs: [list, watch]\n  - apiGroups: [\"\"]\n    resources: [pods, nodes]\n    verbs: [list, watch]\n  - apiGroups: [authentication.k8s.io]\n    resources: [tokenreviews]\n    verbs: [create]\n  - apiGroups: [authorization.k8s.io]\n    resources: [subjectaccessreviews]\n    verbs: [create]\n---",
 			"kind: PodMonitor\nmetadata:\n  name: berth-console\n"},
 			[]string{"--cluster-name", "--tls-cert-file", "--list-dir", "berth-console/lists", "berth-system", "priorityClassName: \n"}},
 		{"failover", []string{"image: ghcr.io/berth-dev/berth-failover:dev", "--secure-port=10269", "replicas: 2", "name: berth-failover\n  namespace: kube-node-lease\n", "kind: PodMonitor\nmetadata:\n  name: berth-failover\n",
