@@ -341,10 +341,11 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	if !known {
 		return errNotKnown
 	}
-	pods := e.pods.OrdinaryPods()
+	var adding []Pod
 	for _, id := range slices.Sorted(maps.Keys(e.adding)) {
-		pods = append(pods, e.adding[id])
+		adding = append(adding, e.adding[id])
 	}
+	pods := append(e.pods.OrdinaryPods(), adding...)
 	if assignment == nil {
 		assignment = &v1alpha1.NodeAssignment{}
 	}
@@ -388,12 +389,7 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	}
 	// Pods of ADDs have no connections yet.
 	changed = slices.DeleteFunc(changed, func(addr netip.Addr) bool {
-		for _, pod := range e.adding {
-			if slices.Contains(pod.Addresses, addr) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(adding, func(pod Pod) bool { return slices.Contains(pod.Addresses, addr) })
 	})
 	if err := e.Kernel.EndConnections(ways, changed, formerly); err != nil {
 		return errors.Join(append(errs, err, unreadable)...)

@@ -98,11 +98,7 @@ func run(ctx context.Context, config *rest.Config, o *Options) error {
 	options := agent.Options{
 		Socket: o.Socket, Pods: node, ConflictLog: node, Store: store,
 		Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List).prefixes}),
-		Options: plan.Options{
-			Networks:           networks,
-			PodNetworks:        &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces, Allowed: o.NetworkPlugins},
-			HostPortsForbidden: clients.hostPortsForbidden,
-		},
+		Options:       newPlanOptions(o, clients, networks),
 		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts, Shaper: profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,
@@ -122,6 +118,14 @@ func run(ctx context.Context, config *rest.Config, o *Options) error {
 		segments.certificate.Run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return countFunctions(ctx, o, networks, node, store) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
+}
+
+func newPlanOptions(o *Options, clients *clients, networks *plan.Networks) plan.Options {
+	return plan.Options{
+		Networks:           networks,
+		PodNetworks:        &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces, Allowed: o.NetworkPlugins},
+		HostPortsForbidden: clients.hostPortsForbidden,
+	}
 }
 
 // newProfiles returns the controller that limits the bandwidth of pods. It runs the informer of

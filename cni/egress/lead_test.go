@@ -431,11 +431,9 @@ func TestBlocksOfOneNetwork(t *testing.T) {
 	w := newTopology(t)
 	newCarrier(w, "12").lead()
 	ways := w.blocks()
-	for _, way := range w.ways(func(i int, way *Way) {
+	ways = append(ways, w.ways(func(i int, way *Way) {
 		way.Pods = []netip.Addr{netip.MustParseAddr([]string{"10.244.1.6", "fd00:244:1::6"}[i])}
-	}) {
-		ways = append(ways, way)
-	}
+	})...)
 	w.put(ways)
 	w.sees(w.pod, outside, shared)
 	w.sees(w.other, outside, own)

@@ -20,7 +20,7 @@ func addressesOf(t *testing.T, text string) (all []address) {
 	for part := range strings.SplitSeq(text, "|") {
 		name, blocks, _ := strings.Cut(strings.TrimSpace(part), ":")
 		a := address{name: strings.TrimSuffix(name, "!"), closed: strings.HasSuffix(name, "!")}
-		for _, block := range strings.Fields(blocks) {
+		for block := range strings.FieldsSeq(blocks) {
 			var b v1alpha1.EgressBlock
 			if _, err := fmt.Sscanf(block, "%d=%s", &b.Index, &b.Node); err != nil {
 				t.Fatal(err)

@@ -258,7 +258,7 @@ func (c *controller) family(ctx context.Context, claim *v1alpha1.IPClaim, m *mem
 		if !isOurs || ip.Spec.IsHeld() || ip.Spec.Reserved {
 			continue
 		}
-		if pool := c.loop.Pools().PoolOf(ip.Addr()); pool == nil || pool.Routed || pool.NodeAddresses == nil || !pool.Gateway.IsValid() {
+		if !c.canShare(ip) {
 			problems = append(problems, fmt.Sprintf("Pods cannot leave with %s: IPPool %q needs mode Link, spec.nodeAddresses and spec.gateway.", ip.Spec.Address, ip.Spec.Pool))
 			continue
 		}
@@ -294,14 +294,7 @@ func (c *controller) family(ctx context.Context, claim *v1alpha1.IPClaim, m *mem
 		return preallocation.Gather, problems, nil
 	}
 	for i, ip := range shared {
-		var soon time.Duration
-		var problem string
-		if all[i].closed && len(all[i].blocks) == 0 {
-			soon, err = c.giveUp(ctx, m, ip)
-		} else {
-			delete(m.freed, ip.Spec.Address)
-			soon, problem, err = c.carry(ctx, m, ip)
-		}
+		soon, problem, err := c.settle(ctx, m, ip, all[i])
 		if err != nil {
 			return 0, nil, err
 		}
@@ -311,6 +304,22 @@ func (c *controller) family(ctx context.Context, claim *v1alpha1.IPClaim, m *mem
 		}
 	}
 	return again, problems, nil
+}
+
+// settle gives a closed address without blocks up, and has a node answer for another one.
+func (c *controller) settle(ctx context.Context, m *memory, ip *v1alpha1.FloatingIP, a address) (again time.Duration, problem string, err error) {
+	if a.closed && len(a.blocks) == 0 {
+		again, err = c.giveUp(ctx, m, ip)
+		return again, "", err
+	}
+	delete(m.freed, ip.Spec.Address)
+	return c.carry(ctx, m, ip)
+}
+
+// canShare reports whether pods of several nodes can leave with an address, by its pool.
+func (c *controller) canShare(ip *v1alpha1.FloatingIP) bool {
+	pool := c.loop.Pools().PoolOf(ip.Addr())
+	return pool != nil && !pool.Routed && pool.NodeAddresses != nil && pool.Gateway.IsValid()
 }
 
 // assign changes the blocks of addresses, shared, and returns the nodes without one.

@@ -185,7 +185,7 @@ func newQueue(name string) queue {
 	return standby.New[string](name, 50*time.Millisecond, time.Minute)
 }
 
-// Run reconciles with workers workers until ctx ends. It blocks until they are done.
+// Run reconciles with so many workers until ctx ends. It blocks until they are done.
 func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	if !cache.WaitFor(ctx, "the reclaimer's caches", r.synced...) {
 		r.shutDown()

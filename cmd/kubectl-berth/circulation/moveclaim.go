@@ -55,13 +55,8 @@ func moveClaim(ctx context.Context, call *command.Call) error {
 	if claim.DeletionTimestamp != nil {
 		return fmt.Errorf("%s is being deleted, and would free the addresses", to)
 	}
-	source, err := call.Berth.IPClaims(from.Namespace).Get(ctx, from.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		return fmt.Errorf("get %s: %w", from, err)
-	case source.Spec.Preallocate:
-		return fmt.Errorf("%s preallocates, and would take new addresses: set its spec.preallocate to false first", from)
+	if err := gives(ctx, call, from); err != nil {
+		return err
 	}
 	has, err := ofClaim(ctx, call, to)
 	if err != nil {
@@ -97,6 +92,19 @@ func moveClaim(ctx context.Context, call *command.Call) error {
 	}
 	if left > 0 {
 		return answer.FindingsError(fmt.Sprintf("%d addresses are left with %s: raise spec.size of %s if it has no room, and run the command again", left, from, to.Name))
+	}
+	return nil
+}
+
+// gives returns why addresses cannot move from a claim.
+func gives(ctx context.Context, call *command.Call, from *target.Target) error {
+	source, err := call.Berth.IPClaims(from.Namespace).Get(ctx, from.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return fmt.Errorf("get %s: %w", from, err)
+	case source.Spec.Preallocate:
+		return fmt.Errorf("%s preallocates, and would take new addresses: set its spec.preallocate to false first", from)
 	}
 	return nil
 }

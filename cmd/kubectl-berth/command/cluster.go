@@ -144,7 +144,7 @@ const (
 	completionPage = 2000
 )
 
-// completes completes the names of a kind, and after KIND/ those of that kind, if the arguments may
+// completes offers the names of a kind, and after KIND/ those of that kind, if the arguments may
 // be one more; nil: they may.
 func (c *Cluster) completes(bare string, may cobra.PositionalArgs) cobra.CompletionFunc {
 	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {

@@ -408,7 +408,7 @@ func (l *look) judge(ctx context.Context, why *Why, service *v1.Service, shown [
 		listing, request, err := l.list(ctx, *lacks)
 		why.asks(&request)
 		if err == nil {
-			err = l.perPoolOf(ctx, listing, request, why, &standing)
+			err = l.perPoolOf(listing, request, why, &standing)
 		}
 		if shortage := (*ipam.ShortageError)(nil); standing.Optional && errors.As(err, &shortage) {
 			why.likes(&request, strings.Join(shortage.Reasons, "; "))
@@ -498,7 +498,7 @@ func (l *look) carried(ctx context.Context, why *Why, lead *v1.Service, standing
 	return nil
 }
 
-func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, why *Why, standing *services.Standing) error {
+func (l *look) perPoolOf(listing *ipam.Listing, request ipam.Request, why *Why, standing *services.Standing) error {
 	candidates, err := listing.Candidates(request)
 	if err != nil {
 		return err

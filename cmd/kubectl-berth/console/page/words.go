@@ -114,11 +114,11 @@ func find(parameter, value string, more ...string) string {
 	if value == "" {
 		return "/addresses"
 	}
-	to := "/addresses?" + parameter + "=" + url.QueryEscape(value)
+	query := []string{parameter + "=" + url.QueryEscape(value)}
 	for i := 0; i+1 < len(more); i += 2 {
-		to += "&" + more[i] + "=" + url.QueryEscape(more[i+1])
+		query = append(query, more[i]+"="+url.QueryEscape(more[i+1]))
 	}
-	return to
+	return "/addresses?" + strings.Join(query, "&")
 }
 
 // id makes an id of names, by which a row is known again after a change.
