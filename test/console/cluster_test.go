@@ -420,7 +420,8 @@ func (c *inCluster) onlyReads() {
 		want := []string{
 			"create selfsubjectaccessreviews", "create selfsubjectreviews", "create selfsubjectrulesreviews", // everybody has these
 			"create subjectaccessreviews", "create tokenreviews",
-			"list floatingips", "list ippools", "list nodes", "list pods", "watch floatingips", "watch ippools", "watch nodes", "watch pods",
+			"list bgppeers", "list floatingips", "list ipclaims", "list ippools", "list nodeassignments", "list nodes", "list pods",
+			"watch bgppeers", "watch floatingips", "watch ipclaims", "watch ippools", "watch nodeassignments", "watch nodes", "watch pods",
 		}
 		if !slices.Equal(rights, want) || answer.Status.Incomplete {
 			t.Errorf("in %s the console may %q, want %q", namespace, rights, want)

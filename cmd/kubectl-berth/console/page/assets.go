@@ -45,18 +45,14 @@ var shared = sync.OnceValue(func() assets {
 
 // Static serves the files that pages load, below StaticPrefix, and nothing else. They are in the
 // source: whoever asks may have them.
-func Static() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET "+StaticPrefix+"{hash}/{name...}", shared())
-	return mux
-}
+func Static() http.Handler { return shared() }
 
 // StyleSheet returns the URL of the pages' style.
 func StyleSheet() string { return shared()["console.css"] }
 
 // ServeHTTP serves a file. What has the URL of a hash never changes.
 func (a assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	name := r.PathValue("name")
+	_, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, StaticPrefix), "/") // after the hash
 	if a[path.Base(name)] != r.URL.Path {
 		w.Header().Set("Cache-Control", "no-store")
 		http.Error(w, "there is no such file: load the page again", http.StatusNotFound)

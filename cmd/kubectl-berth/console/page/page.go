@@ -98,7 +98,7 @@ func (s *site) handler() http.Handler {
 	wait("GET /findings", s.findings)
 	get(releasePath, func(*request) (*view, error) { return &view{redirect: find("state", string(standing.Retained))}, nil })
 	wait("POST "+releasePath, s.release)
-	mux.Handle(StaticPrefix, Static())
+	mux.Handle("GET "+StaticPrefix, Static())
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, r, func(*request) (*view, error) {
 			if r.Method != http.MethodGet && r.Method != http.MethodHead {
