@@ -36,7 +36,7 @@ func (c *console) missing(words string, kinds ...string) {
 	})
 }
 
-var allKinds = []string{"FloatingIPs", "IPPools", "nodes", "pods"}
+var allKinds = []string{"BGPPeers", "FloatingIPs", "IPClaims", "IPPools", "NodeAssignments", "nodes", "pods"}
 
 // A user sees the objects that the user may list and watch, and is told which others are missing;
 // what the user may, may change.
@@ -58,7 +58,7 @@ func TestRights(t *testing.T) {
 	}
 	w.Bind(role.Name, "podder")
 	podder := startAs(w, "podder")
-	podder.missing("s of the whole cluster", "FloatingIPs", "IPPools")
+	podder.missing("s of the whole cluster", "BGPPeers", "FloatingIPs", "IPClaims", "IPPools", "NodeAssignments")
 	if nodes := podder.get(prefix + "/nodes").body; !strings.Contains(string(nodes), `"node1"`) {
 		t.Errorf("podder sees the nodes %s", nodes)
 	}
