@@ -152,6 +152,7 @@ func TestRepair(t *testing.T) {
 		"stale way":      {"POD", "route", "add", "192.0.2.9", "via", "10.0.60.11", "dev", "NODE", "proto", fmt.Sprint(rtnl.Protocol)},
 	}
 	eachPlain(t, func(t *testing.T, w *topology) {
+		address(w.nodeA, "lo", "192.0.2.7/32") // a second one: the node link repeats the first
 		p := w.pod("a", "10.0.70.5")
 		w.setup(w.nodeA, p)
 		d := w.drivers[w.nodeA]

@@ -65,7 +65,7 @@ func nodeOf(backs []back, addr netip.Addr) netip.Addr {
 func ends(backs []back) wire.NodeEnd {
 	var all wire.NodeEnd
 	for _, b := range backs {
-		all = append(all, b.node)
+		all = all.Repeat(b.node, b.others)
 	}
 	return all
 }

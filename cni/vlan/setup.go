@@ -152,19 +152,27 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 	if err != nil {
 		return err
 	}
-	for _, a := range spec.Addresses {
-		if err := wire.NotOnNode(a); err != nil {
-			return err
+	route := func() error {
+		for _, a := range spec.Addresses {
+			if err := wire.NotOnNode(a); err != nil {
+				return err
+			}
+			plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+			if err := plan.Apply(node); err != nil {
+				return err
+			}
+			fault.Point("vlan/route")
 		}
-		plan := planNode(spec, a, node, nodeOf(backs, a.Address))
-		if err := plan.Apply(node); err != nil {
-			return err
-		}
-		fault.Point("vlan/route")
+		return nil
 	}
-	// This comes after the routes: the kernel deletes routes with a deleted address as source.
-	if err := wire.DeleteAddresses(node, stale); err != nil {
+	if err := route(); err != nil {
 		return err
+	}
+	if len(stale) > 0 {
+		// The kernel deletes routes with a deleted address as source, and all with the last address.
+		if err := errors.Join(wire.DeleteAddresses(node, stale), route()); err != nil {
+			return err
+		}
 	}
 	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Apply(nil) })
 }

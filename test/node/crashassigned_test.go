@@ -81,11 +81,6 @@ func (n *node) crashes(addresses []string, prefixes string, give, take func(), s
 		n.saysCarried(addresses...)
 		eventually(n.t, serves)
 	}
-	// A first time leaves something that is no address: a link, rules.
-	give()
-	given()
-	take()
-	n.saysCarried()
 	before := n.owned()
 	n.points()
 	give()

@@ -60,6 +60,9 @@ func TestRacks(t *testing.T) {
 			f := fabric.New(t, network.router, true)
 			var nodes []*node
 			for i, r := range f.Racks {
+				if name == "FRR" {
+					r.Node.IPBatch("addr add 192.0.2.9/32 dev lo\naddr add 2001:db8:90::9/128 dev lo\n")
+				}
 				nodes = append(nodes, network.rack(t, r, fmt.Sprintf("%s-%d", strings.ToLower(name), i+1)))
 				r.Speak(speaker.Start, speaker.Config)
 			}

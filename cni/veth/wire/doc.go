@@ -13,7 +13,7 @@
 //	pod   10.0.70.5/32 dev eth0
 //	      169.254.1.1 dev eth0 scope link, neighbour permanent = MAC of the host end
 //	      default via 169.254.1.1
-//	node  10.0.60.11/32 dev bth…                             the node's own, see NodeEnd
+//	node  10.0.60.11/32 dev bth…                             if it has several, see NodeEnd
 //	      10.0.70.5 dev bth… scope link                      in main and in table P
 //	      rule 32290: lookup P
 //	      rule 32302: fwmark pod lookup main suppress_prefixlength 0

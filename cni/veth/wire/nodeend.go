@@ -16,14 +16,28 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// NodeEnd has the addresses of the node's end of a pod's link, one of each family. The kernel
-// masquerades to the address of the link by which a packet leaves, and REDIRECT leads to the
-// address of the link by which it came. Without an address there, the kernel takes the first
-// address of the node, which may be on an unrelated network.
-type NodeEnd []netip.Addr
+// NodeEnd has the addresses of the node's end of a pod's link, at most one of each family.
+type NodeEnd []endAddress
 
-// nodeEnd returns the addresses of the node's end of the pair. It is empty if the node has no
-// address of the pod's families.
+// endAddress is the address of the node that the end of a link may repeat. The kernel masquerades
+// to the address of the link by which a packet leaves, and REDIRECT leads to the address of the
+// link by which it came. Without an address there, the kernel takes the first address of the node,
+// which may be on an unrelated network.
+//
+// A node with one address of a family needs no repetition, and is better without: programs look for
+// the link of an address, and FRR takes the first one by name, whose link-local address it
+// announces as next hop.
+type endAddress struct {
+	netip.Addr
+	needed bool
+}
+
+// Repeat appends the node's address node, which is needed if own has other addresses.
+func (e NodeEnd) Repeat(node netip.Addr, own []netip.Addr) NodeEnd {
+	return append(e, endAddress{node, slices.ContainsFunc(own, func(a netip.Addr) bool { return a != node })})
+}
+
+// nodeEnd returns the addresses of the node's end of the pair.
 func (s Spec) nodeEnd() (NodeEnd, error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
@@ -46,7 +60,7 @@ func (s Spec) nodeEnd() (NodeEnd, error) {
 			return nil, err
 		}
 		if addr.IsValid() {
-			end = append(end, addr)
+			end = end.Repeat(addr, some)
 		}
 	}
 	return end, nil
@@ -94,15 +108,16 @@ func EndAddress(addr netip.Addr) netlink.Addr {
 	return a
 }
 
-// compare returns the missing addresses of a link, and its addresses that it should not have.
+// compare returns the missing addresses of a link, and its addresses that it should not have. An
+// address that is needed no more stays: with the last address of a link the kernel deletes routes.
 func (e NodeEnd) compare(have []netlink.Addr) (missing, stale []netlink.Addr) {
 	for _, addr := range e {
-		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
-			missing = append(missing, EndAddress(addr))
+		if addr.needed && !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
+			missing = append(missing, EndAddress(addr.Addr))
 		}
 	}
 	for _, a := range have {
-		isWanted := func(addr netip.Addr) bool { return a.IP.Equal(addr.AsSlice()) }
+		isWanted := func(addr endAddress) bool { return a.IP.Equal(addr.AsSlice()) }
 		if !slices.ContainsFunc(e, isWanted) && !(a.IP.To4() == nil && a.IP.IsLinkLocalUnicast()) {
 			stale = append(stale, a)
 		}

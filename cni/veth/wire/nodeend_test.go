@@ -5,6 +5,7 @@ package wire
 import (
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -22,9 +23,23 @@ func TestNodeEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newTopology(t)
-			w.nodeA.IP("addr", "add", c.first, "dev", "lo")
 			p := w.pod("a", c.own)
 			setup(w.nodeA, p)
+			own := netip.MustParsePrefix(c.node).Addr().String()
+			if have := w.nodeA.IP("-o", "addr", "show", "dev", p.spec.HostLink()); strings.Contains(have, " "+own+"/") {
+				t.Errorf("the pod's link repeats the only address of the node: %s", have)
+			}
+			w.nodeA.IP("addr", "add", c.first, "dev", "lo")
+			repaired := func() {
+				t.Helper()
+				w.nodeA.Run(func() error {
+					if err := New("").CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
+						t.Errorf("the node has another address, CheckNode() = %v", err)
+					}
+					return errors.Join(New("").Repair(p.spec), New("").CheckNode(p.spec))
+				})
+			}
+			repaired()
 			w.nodeA.Run(netnstest.Masquerade)
 			seen := func(want string) {
 				t.Helper()
@@ -41,12 +56,7 @@ func TestNodeEnd(t *testing.T) {
 			w.nodeA.IP("addr", "add", c.next, "dev", "eth0", "nodad")
 			w.nodeA.IP("addr", "del", c.node, "dev", "eth0")
 			w.nodeA.IP("addr", "replace", c.next, "dev", "eth0", "nodad") // went with the first one of its subnet
-			w.nodeA.Run(func() error {
-				if err := New("").CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
-					t.Errorf("the node has another address, CheckNode() = %v", err)
-				}
-				return errors.Join(New("").Repair(p.spec), New("").CheckNode(p.spec))
-			})
+			repaired()
 			seen(c.next)
 		})
 	}
