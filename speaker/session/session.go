@@ -146,6 +146,9 @@ func (s *Session) peer() *api.Peer {
 		peer.Transport.LocalAddress = s.Source.String()
 	}
 	switch {
+	case s.Interface != "":
+		// Routers forward no packet of a link-local address, and few have TTL security for it.
+		peer.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: 1}
 	case s.Multihop == 1:
 		peer.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: 255}
 	case s.LocalASN != s.PeerASN:
