@@ -49,8 +49,8 @@ func sourceIn(prefix netip.Prefix) (netip.Addr, error) {
 	return source, nil
 }
 
-// lowest returns the lowest of the addresses of a scope in a prefix that the node may speak from; not
-// valid: there is none.
+// lowest returns the lowest of the addresses of a scope in a prefix that the node may speak from;
+// not valid: there is none.
 func lowest(all []netlink.Addr, in netip.Prefix, scope netlink.Scope) (found netip.Addr) {
 	for i := range all {
 		addr, ok := netip.AddrFromSlice(all[i].IP)

@@ -29,6 +29,9 @@ var linkLocal = netip.MustParsePrefix("fe80::/10")
 // resolve finds the router at the peer's interface, says there that the node is one, and returns
 // the node's end.
 func (p *entry) resolve() (source netip.Addr, err error) {
+	if p.session != nil && p.session.Interface == p.Interface {
+		p.Peer = p.session.Peer
+	}
 	link, err := netlinksafe.LinkByName(p.Interface)
 	if err != nil {
 		return source, fmt.Errorf("find spec.peer.interface, %s: %w", p.Interface, err)
@@ -60,21 +63,16 @@ func (p *entry) resolve() (source netip.Addr, err error) {
 // next returns the router of the session: the same one until an attempt has failed. The kernel
 // knows the address that a router had before until it does not answer there.
 func (p *entry) next(routers []netip.Addr) netip.Addr {
-	if p.session == nil || p.session.Interface != p.Interface {
-		return first(routers)
+	at := slices.Index(routers, p.Peer)
+	if p.Peer.IsValid() {
+		if state := p.session.State(); state.Established || len(routers) == 0 || at >= 0 && state.Why == "" {
+			return p.Peer
+		}
 	}
-	state, at := p.session.State(), slices.Index(routers, p.session.Peer)
-	if state.Established || len(routers) == 0 || at >= 0 && state.Why == "" {
-		return p.session.Peer
+	if len(routers) == 0 {
+		return netip.Addr{}
 	}
 	return routers[(at+1)%len(routers)]
-}
-
-func first(all []netip.Addr) (addr netip.Addr) {
-	if len(all) > 0 {
-		addr = all[0]
-	}
-	return addr
 }
 
 // routersAt returns the link-local addresses of routers at a link, of which the kernel knows by
@@ -124,8 +122,7 @@ func advertise(link netlink.Link, source netip.Addr) error {
 		return err
 	}
 	defer conn.Close()
-	// RFC 4861, section 4.2, with the option of the source's link-layer address. The kernel fills in the
-	// checksum.
+	// RFC 4861, section 4.2, with the source's link-layer address. The kernel fills the checksum in.
 	message := append([]byte{134, 15: 0}, 1, 1)
 	_, err = conn.WriteTo(append(message, link.Attrs().HardwareAddr...), &net.IPAddr{IP: net.IPv6linklocalallnodes, Zone: source.Zone()})
 	return err

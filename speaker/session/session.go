@@ -315,6 +315,8 @@ type Counts struct {
 	Advertised int
 	// Received are those of the router.
 	Received int
+	// ASN is the router's, 0 before the session was established.
+	ASN uint32
 }
 
 // Counts returns what the session and its router have told each other. It blocks for the session's
@@ -322,6 +324,7 @@ type Counts struct {
 func (s *Session) Counts(ctx context.Context) (Counts, error) {
 	var counts Counts
 	err := s.bgp.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(peer *api.Peer) {
+		counts.ASN = peer.GetState().GetPeerAsn()
 		for _, family := range peer.AfiSafis {
 			counts.Advertised += int(family.GetState().GetAdvertised())
 			counts.Received += int(family.GetState().GetReceived())

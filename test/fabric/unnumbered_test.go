@@ -39,9 +39,9 @@ protocol bgp {
 }
 `
 
-// A node has three routers, which it knows by its links alone. All have the same link-local address,
-// and so has the node at all links. Sessions come back after a link was down, and after a router
-// got another address.
+// A node has three routers, which it knows by its links alone. All have the same link-local
+// address, and so has the node at all links. Sessions come back after a link was down, and after a
+// router got another address.
 func TestUnnumbered(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -49,7 +49,7 @@ func TestUnnumbered(t *testing.T) {
 	node := netnstest.New(t)
 	frr := strings.NewReplacer(
 		" neighbor nodes peer-group\n", " bgp router-id 10.11.0.1\n", " neighbor nodes remote-as 65200\n", " neighbor nodes interface remote-as external\n",
-		" neighbor nodes ttl-security hops 1\n", "", " bgp listen range 10.11.0.0/24 peer-group nodes\n", "").Replace(config(t, "router-frr.conf"))
+		" bgp listen range 10.11.0.0/24 peer-group nodes\n", "").Replace(config(t, "router-frr.conf"))
 	routers := []struct {
 		name   string
 		host   *netnstest.Host
@@ -57,7 +57,7 @@ func TestUnnumbered(t *testing.T) {
 		config string
 		bfd    *v1alpha1.BGPBFD
 	}{
-		{"frr", netnstest.New(t), StartFRR, frr, nil},
+		{"frr", netnstest.New(t), StartFRR, strings.Replace(frr, "ttl-security hops 1", "password secret", 1), nil},
 		{"bird", netnstest.New(t), StartBIRD, unnumberedBIRD, &v1alpha1.BGPBFD{}},
 		{"frr-bfd", netnstest.New(t), StartFRR, strings.Replace(frr, " neighbor nodes advertisement", " neighbor nodes bfd 3 300 300\n neighbor nodes advertisement", 1), &v1alpha1.BGPBFD{}},
 	}
@@ -95,6 +95,7 @@ func TestUnnumbered(t *testing.T) {
 		daemons.keep(r.start(t.Context(), r.host.Try, r.config))
 	}
 	s := c.speak(t, node, "unnumbered", "10.11.0.2", labels)
+	s.password("frr", "secret")
 	podOn(t, node, "pod", since, "10.99.0.5", "2001:db8:99::5")
 
 	// of returns the session of a router of all.

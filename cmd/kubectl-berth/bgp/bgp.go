@@ -238,7 +238,10 @@ func (r *report) table(now time.Time) *answer.Table {
 		s := &r.Sessions[i]
 		router, asn := "", ""
 		if s.Address.IsValid() {
-			router, asn = s.Address.String(), fmt.Sprint(s.ASN)
+			router = s.Address.String()
+		}
+		if s.ASN != 0 {
+			asn = fmt.Sprint(s.ASN)
 		}
 		if r.Address != "" {
 			state, why, to := "Announced", s.Error, Announced(&s.Peer, r.Address)

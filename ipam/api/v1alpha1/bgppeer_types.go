@@ -99,9 +99,9 @@ type BGPRouter struct {
 	// +optional
 	Address string `json:"address,omitempty"`
 
-	// interface of the nodes at whose other end is the router, which has to send router advertisements.
-	// The session is between the link-local IPv6 addresses of both, without TTL security, and IPv4
-	// addresses have an IPv6 next hop (RFC 8950).
+	// interface of the nodes at whose other end is the router, which has to send router
+	// advertisements. The session is between the link-local IPv6 addresses of both, without TTL
+	// security, and IPv4 addresses have an IPv6 next hop (RFC 8950).
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=15
