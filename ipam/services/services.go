@@ -451,7 +451,10 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	} else {
 		c.short.Delete(key)
 	}
-	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && len(shown) < len(lead.Spec.IPFamilies) {
+	hasFamily := func(six bool) bool {
+		return slices.ContainsFunc(shown, func(address string) bool { return strings.Contains(address, ":") == six })
+	}
+	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && !(hasFamily(false) && hasFamily(true)) {
 		shown = nil
 	}
 	for _, service := range with {
@@ -623,7 +626,7 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 		return len(service.Spec.IPFamilies) > 0 && (service.Spec.IPFamilies[0] == v1.IPv6Protocol) == strings.Contains(address, ":")
 	}
 	addresses = slices.Clone(addresses)
-	slices.SortStableFunc(addresses, func(a, b string) int { return sorted.TrueFirst(isFirst(a), isFirst(b)) })
+	slices.SortFunc(addresses, func(a, b string) int { return cmp.Or(sorted.TrueFirst(isFirst(a), isFirst(b)), cmp.Compare(a, b)) })
 	var ingress []v1.LoadBalancerIngress
 	for _, address := range addresses {
 		mode := v1.LoadBalancerIPModeVIP
