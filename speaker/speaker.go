@@ -376,8 +376,7 @@ func (p *entry) why() string {
 		return ""
 	}
 	state := p.session.State()
-	switch {
-	case state.Established:
+	if state.Established {
 		return p.short
 	}
 	return cmp.Or(state.Why, "it is being dialed") + p.unadvertised
