@@ -104,7 +104,7 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return err
 	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
-	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), k.check(plan)}
+	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), s.checkAnswers(plan.gateway, host), k.check(plan)}
 	if a.Routed {
 		return errors.Join(append(errs, k.checkAdvertised(spec, a.Address, host.Attrs().Index))...)
 	}
@@ -113,11 +113,10 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return errors.Join(errs...)
 	}
 	errs = append(errs, w.checkSolicited(uplink, k.family))
-	answers, err := s.answers(plan.proxy)
-	if err == nil && !answers && rtnl.HasCarrier(uplink) {
-		err = unanswered(a.Address, uplink)
+	if rtnl.HasCarrier(uplink) {
+		errs = append(errs, s.checkAnswers(plan.proxy, uplink))
 	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(errs...)
 }
 
 // check returns ErrNotWired for each piece of setup that is missing in the kernel, and if another
@@ -168,9 +167,8 @@ func checkRoute(want netlink.Route) error {
 	return nil
 }
 
-// checkNeighbour checks the neighbour entry of the other end of a pair: nobody answers
-// ARP for the pod's gateway, and the kernel drops entries when the MAC of a link
-// changes.
+// checkNeighbour checks the neighbour entry of the other end of a pair: the kernel drops entries
+// when the MAC of a link changes.
 func checkNeighbour(want netlink.Neigh) error {
 	have, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
 	if err != nil {

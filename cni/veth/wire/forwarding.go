@@ -35,6 +35,9 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 	if err := w.Forward6(uplink.Attrs().Name); err != nil {
 		return err
 	}
+	if err := w.SetSysctl(forwardingOn(host), "1"); err != nil {
+		return err
+	}
 	return w.SetOfNode(proxyNDP, "1")
 }
 
@@ -147,7 +150,7 @@ func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
 		"net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding",
 	}
 	if family == unix.AF_INET6 {
-		keys = []string{forwarding6, proxyNDP}
+		keys = []string{forwarding6, forwardingOn(host), proxyNDP}
 	}
 	for _, key := range keys {
 		have, err := w.Sysctl(key)

@@ -104,6 +104,8 @@ func validateAddress(a api.Address) error {
 type hostPlan struct {
 	addr     netip.Addr
 	podNeigh netlink.Neigh
+	// gateway is for guests behind a bridge in the pod.
+	gateway proxy
 	// routed says that the address has no network of its own: the pod's packets leave by the node's
 	// routes.
 	routed  bool
@@ -125,6 +127,7 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 		addr:     a.Address,
 		routed:   a.Routed,
 		podNeigh: rtnl.Neigh(host, a.Address, mac),
+		gateway:  proxy{addr: podGateway(a.Address), link: host},
 		network:  networkOf(a, uplink),
 		proxy:    proxy{addr: a.Address, link: uplink.Index},
 	}

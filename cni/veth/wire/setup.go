@@ -60,7 +60,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.MAC, MTU: mtu}
+	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.MAC), PodMAC: spec.MAC, MTU: mtu}
 	netns, err := rtnl.GetNS(spec.NetNS)
 	if err != nil {
 		return Wired{}, err
@@ -201,6 +201,13 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 	if err := netlink.NeighSet(&plan.podNeigh); err != nil {
 		return fmt.Errorf("add neighbour %s on %s: %w", a.Address, host.Attrs().Name, err)
 	}
+	if err := proxyAtOnce(host, rtnl.FamilyOf(a.Address)); err != nil {
+		return err
+	}
+	if err := plan.gateway.add(); err != nil {
+		return err
+	}
+	fault.Point("veth/gateway")
 	if err := w.setupRouting(plan); err != nil {
 		return err
 	}

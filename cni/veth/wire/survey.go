@@ -68,13 +68,13 @@ func (s *survey) routing(family int) (*routing, error) {
 	return s.routings[family], nil
 }
 
-// answers reports whether the node has the proxy entry.
-func (s *survey) answers(p proxy) (bool, error) {
+// checkAnswers returns ErrNotWired if the node lacks the proxy entry, which is on the link.
+func (s *survey) checkAnswers(p proxy, link netlink.Link) error {
 	family := rtnl.FamilyOf(p.addr)
 	if s.proxies[family] == nil {
-		all, err := listProxies(family)
+		all, err := dumpProxies(family, func(_ proxy, ours bool) bool { return ours })
 		if err != nil {
-			return false, err
+			return err
 		}
 		s.lists++
 		s.proxies[family] = make(map[proxy]bool, len(all))
@@ -82,7 +82,10 @@ func (s *survey) answers(p proxy) (bool, error) {
 			s.proxies[family][one] = true
 		}
 	}
-	return s.proxies[family][p], nil
+	if !s.proxies[family][p] {
+		return unanswered(p.addr, link)
+	}
+	return nil
 }
 
 // checkNeighbour is the function checkNeighbour.
