@@ -23,7 +23,8 @@ import (
 // An entry for a pod has no NUD state. The kernel then removes it when the link loses its carrier;
 // entries added as NUD_PERMANENT stay since Linux 6.17 and the stable kernels of August 2025. The
 // entry for the gateway of a pod is on the pod's link, and permanent: KubeVirt takes the pod's end
-// down for a moment. It goes when the link is set down.
+// down for a moment. It goes when the link is set down. Of IPv4 the kernel answers by an entry only
+// with a route to the address by another link: for the gateway this is the node's default route.
 type proxy struct {
 	addr netip.Addr
 	link int
