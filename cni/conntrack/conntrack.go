@@ -73,7 +73,6 @@ func List(families []int, yield func(*Flow) bool) error {
 	return errors.Join(errs...)
 }
 
-// Families returns the families of addresses.
 func Families(addrs iter.Seq[netip.Addr]) []int {
 	var all []int
 	for addr := range addrs {
@@ -347,7 +346,6 @@ const (
 	tcpFlagsReply                 = 5
 )
 
-// create makes an established connection.
 func create(protocol byte, original, reply Tuple) error {
 	req := request(familyOf(original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, original))
@@ -370,7 +368,6 @@ func create(protocol byte, original, reply Tuple) error {
 	return err
 }
 
-// get returns the connection of a packet, or nil.
 func get(protocol byte, packet Tuple) (*Flow, error) {
 	// The kernel marks its response as part of several, and ends them only if asked to acknowledge.
 	req := request(familyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK)

@@ -38,7 +38,6 @@ type Ports struct{ First, Last uint16 }
 
 func (p Ports) isAll() bool { return p == Ports{} }
 
-// String shows how packets leave.
 func (w *Way) String() string {
 	if w.Ports.isAll() {
 		return w.Address.String()
@@ -87,7 +86,6 @@ func Put(all []Way) error {
 	return nil
 }
 
-// putTable makes the table, or removes it where there is no Way.
 func putTable(all []Way) error {
 	t := tableOf(all)
 	if len(all) == 0 {

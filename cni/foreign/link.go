@@ -78,7 +78,6 @@ func Links(path string) (map[string]int, error) {
 	return all, nil
 }
 
-// isCurrent reports whether the calling thread is in the namespace.
 func isCurrent(netns ns.NetNS) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
@@ -126,7 +125,6 @@ func (i Interface) Silence() error {
 	return fmt.Errorf("%w: %s has no interface %s with the addresses", ErrNotSeen, i.NetNS, i.Name)
 }
 
-// insideLink is a link in the container's namespace.
 type insideLink struct {
 	netlink.Link
 	hasAddress bool
@@ -270,7 +268,6 @@ func (i Interface) alias() string {
 	return "berth-ipam " + wire.HostLink(i.ContainerID, i.Name)
 }
 
-// ErrNotMarked is returned by CheckMark.
 var ErrNotMarked = errors.New("link without mark")
 
 // CheckMark returns ErrNotMarked if the interface is a veth whose end on the node lacks the mark.
@@ -327,7 +324,6 @@ func (i Interface) nodeLinks() ([]netlink.Link, error) {
 	return named, nil
 }
 
-// resultLinks returns the veths of the node that the plugin's result names.
 func (i Interface) resultLinks() ([]netlink.Link, error) {
 	if i.Result == nil {
 		return nil, nil

@@ -43,7 +43,6 @@ func linksTo(mappings []Mapping) (map[netip.Addr]string, error) {
 	return links, nil
 }
 
-// defaultLinks returns the links that have a default route.
 func defaultLinks() (map[int]bool, error) {
 	routes, err := netlinksafe.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -67,7 +66,6 @@ func defaultLinks() (map[int]bool, error) {
 // linkOfIPVS is the link to which kube-proxy's mode ipvs adds the addresses of Services.
 const linkOfIPVS = "kube-ipvs0"
 
-// servicesOfIPVS lists the addresses of Services that are on the node itself.
 func servicesOfIPVS() ([]netip.Addr, error) {
 	link, err := rtnl.LinkOrNil(linkOfIPVS)
 	if err != nil || link == nil {

@@ -75,7 +75,6 @@ func List() ([]Address, error) {
 	return all, nil
 }
 
-// Carried returns only the addresses of List.
 func Carried() ([]netip.Addr, error) {
 	marked, err := List()
 	var all []netip.Addr
@@ -100,7 +99,6 @@ func addressesOf(family int) ([]netlink.Addr, error) {
 	return addrs, nil
 }
 
-// find returns the links with the address.
 func find(a Address) (links []int, err error) {
 	all, err := addressesOf(a.family())
 	for _, have := range all {

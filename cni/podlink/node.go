@@ -28,7 +28,6 @@ func aliasOf(addresses []netip.Addr) string {
 	return strings.Join(words, " ")
 }
 
-// addressesOf returns the addresses of the pod behind a host end.
 func addressesOf(host netlink.Link) []netip.Addr {
 	text, _ := strings.CutPrefix(host.Attrs().Alias, aliasPrefix)
 	var all []netip.Addr
@@ -46,7 +45,6 @@ type way struct {
 	link    int
 }
 
-// node has the routes and neighbours of pods in the kernel.
 type node struct {
 	routes map[way]bool
 	neighs map[way][]byte

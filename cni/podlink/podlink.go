@@ -24,12 +24,10 @@ import (
 // Link describes the interface of a pod.
 type Link struct {
 	ContainerID, IfName string
-	// NetNS is the path of the pod's network namespace.
-	NetNS string
+	NetNS               string
 	// Addresses has one address of each family at most.
-	Addresses []netip.Addr
-	MTU       int
-	// SysctlRoot is the path of /proc/sys.
+	Addresses  []netip.Addr
+	MTU        int
 	SysctlRoot string
 }
 
@@ -121,7 +119,6 @@ func Remove(containerID, ifName string) error {
 	return rtnl.DeleteLink(link)
 }
 
-// Links lists the host ends on the node.
 func Links() ([]netlink.Link, error) {
 	all, err := netlinksafe.LinkList()
 	if err != nil {

@@ -89,7 +89,6 @@ func VLANLink(parent netlink.Link, vlan int) (netlink.Link, error) {
 	return nil, nil
 }
 
-// SetUp sets a link up.
 func SetUp(link netlink.Link) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set link %s up: %w", link.Attrs().Name, err)

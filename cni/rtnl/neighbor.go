@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Neigh returns a permanent neighbour.
 func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
 	return netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
 }

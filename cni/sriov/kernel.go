@@ -124,7 +124,6 @@ func setMAC(link netlink.Link, mac net.HardwareAddr) error {
 	return nil
 }
 
-// restore restores the original attributes of a link on the node.
 func restore(link netlink.Link, was attributes) error {
 	mac, err := net.ParseMAC(was.MAC)
 	if err != nil {

@@ -55,7 +55,6 @@ func (f *Functions) scan(pfs []string, claims []claim) ([]function, error) {
 	return all, nil
 }
 
-// functionsOf reads the virtual functions of a PCI device.
 func (f *Functions) functionsOf(pf, device string) ([]function, error) {
 	const prefix = "virtfn"
 	dir := filepath.Join(f.sysfs, "bus/pci/devices", device)
@@ -91,7 +90,6 @@ func (f *Functions) functionsOf(pf, device string) ([]function, error) {
 	return all, nil
 }
 
-// byDevice returns the link of a PCI device, nil if it is not among links.
 func byDevice(links []netlink.Link, device string) netlink.Link {
 	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().ParentDev == device })
 	if i < 0 {
@@ -100,7 +98,6 @@ func byDevice(links []netlink.Link, device string) netlink.Link {
 	return links[i]
 }
 
-// usedFor names the node's use of a link, empty for none.
 func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 	if link.Attrs().MasterIndex != 0 {
 		return "a bridge or bond", nil
@@ -129,7 +126,6 @@ func linkOf(device string) (netlink.Link, error) {
 	return byDevice(links, device), nil
 }
 
-// infoOf returns the physical function's data about a virtual function.
 func infoOf(pf netlink.Link, index int) (netlink.VfInfo, error) {
 	i := slices.IndexFunc(pf.Attrs().Vfs, func(v netlink.VfInfo) bool { return v.ID == index })
 	if i < 0 {

@@ -108,7 +108,6 @@ func checkRoutes(spec Spec, node netlink.Link, backs []back) error {
 	return errors.Join(errs...)
 }
 
-// checkAnswer verifies that the node answers for the addresses, in mode l3s.
 func (d *Driver) checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 	if !spec.answers() {
 		return nil
@@ -120,7 +119,6 @@ func (d *Driver) checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// checkInterface verifies that the container's interface exists and is filtered.
 func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error {
 	if spec.Mode == Bridge {
 		name := portOf(spec.ContainerID, g.ifName)
@@ -168,7 +166,6 @@ func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error 
 	})
 }
 
-// checkPod verifies the container's addresses and routes.
 func (d *Driver) checkPod(spec Spec) error {
 	backs, err := backsOf(spec)
 	if err != nil {
@@ -209,7 +206,6 @@ func (d *Driver) checkPod(spec Spec) error {
 	})
 }
 
-// insideOf calls do in the container's namespace.
 func insideOf(spec Spec, do func() error) error {
 	if err := rtnl.InNetNS(spec.NetNS, do); err != nil {
 		return fmt.Errorf("interface %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -258,7 +254,6 @@ func (d *Driver) keepNodeLink(spec Spec) error {
 	return d.inPodEnd(spec, node, backs, (*podEnd).set)
 }
 
-// filterInterface restores the filters of an interface of the container.
 func filterInterface(spec Spec, g segment, lower netlink.Link) error {
 	var errs []error
 	if l := lowerGuardOf(spec, g, lower); l != nil {
@@ -284,7 +279,6 @@ type filter interface {
 	set() error
 }
 
-// keepFilter sets a filter that is missing or changed.
 func keepFilter(f filter) error {
 	err := f.check()
 	if errors.Is(err, ErrNotWired) {
@@ -358,7 +352,6 @@ func (d *Driver) Repair(spec Spec) error {
 	return d.answer(spec, segments, node, lowers)
 }
 
-// hasInterface reports whether the container has the interface of a segment.
 func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has bool, err error) {
 	switch spec.Mode {
 	case Bridge:

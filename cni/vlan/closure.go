@@ -146,7 +146,6 @@ func (l *lowerGuard) close() error {
 	})
 }
 
-// open undoes close.
 func (l *lowerGuard) open() error {
 	return l.changeClosed(func(tx *nftables.Transaction, set string, addr []byte, closed bool) {
 		if closed {
@@ -209,7 +208,6 @@ func (d *Driver) forgetClosed(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-// isClosed reports whether any address of the container is closed.
 func (l *lowerGuard) isClosed() (bool, error) {
 	var all []bool
 	err := l.eachClosed(func(_ string, _ api.Address, closed bool) { all = append(all, closed) })

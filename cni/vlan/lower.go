@@ -127,7 +127,6 @@ func namedBridge(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// vlanLink returns the VLAN link on the uplink.
 func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	have, err := rtnl.VLANLink(uplink, vlan)
 	if err != nil || have != nil || !create {
@@ -153,7 +152,6 @@ func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool)
 	return made, rtnl.SetUp(made)
 }
 
-// bridgeOf returns the bridge of the VLAN link.
 func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	if master := lower.Attrs().MasterIndex; master != 0 {
 		link, err := netlink.LinkByIndex(master)

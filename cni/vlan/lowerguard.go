@@ -44,7 +44,6 @@ func lowerGuardOf(spec Spec, g segment, lower netlink.Link) *lowerGuard {
 // Ends of the names of a lower link's chain and map.
 const lowerSuffix, macsSuffix = "-lower", "-macs"
 
-// lowerSets are the sets of a lower link.
 type lowerSets struct {
 	// macs has the chain of each container by its MAC address.
 	macs *nftables.Set
@@ -135,7 +134,6 @@ func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	return all, nil
 }
 
-// set makes the guard, in one transaction.
 func (l *lowerGuard) set() error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
@@ -207,7 +205,6 @@ func (l *lowerGuard) check() error {
 	return nil
 }
 
-// setKeys lists the keys of a set, none if it does not exist.
 func setKeys(set *nftables.Set) (map[string]bool, error) { return guardTable().Keys(set.Name) }
 
 // sweepLowers removes the guards of containers whose node link no longer exists, and of lower
@@ -279,7 +276,6 @@ func forgetMAC(chains []*nftables.Chain, nodes map[string]bool, mac net.Hardware
 	return nil
 }
 
-// deleteLower removes the chain and the sets of a lower link.
 func deleteLower(lower string, have *nftables.Contents) error {
 	var tx nftables.Transaction
 	for _, c := range have.Chains {

@@ -38,7 +38,6 @@ const (
 	loopback = "lo"
 )
 
-// routePlan describes routes and rules of a namespace.
 type routePlan struct{ wire.Plan }
 
 // planPod computes the routes of a container: through the gateway of its pools or, if the node
@@ -84,7 +83,6 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 	return plan
 }
 
-// viaNode returns a route to a prefix through the node, by the node link.
 func viaNode(b back, inside int, to netip.Prefix) netlink.Route {
 	r := toLink(b.source, inside, to, unix.RT_TABLE_MAIN)
 	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
@@ -122,7 +120,6 @@ func (p *routePlan) addGateway(first *hop, here hop, table int) *hop {
 	return first
 }
 
-// add gives the packets from an address a table.
 func (p *routePlan) add(a api.Address, table int, routes ...netlink.Route) {
 	p.Routes = append(p.Routes, routes...)
 	p.Rules = append(p.Rules, fromRule(a.Address, table))
@@ -170,14 +167,12 @@ func tableOf(node, position int) int {
 	return tableBase + (node*wire.MaxAddresses+position)&^tableMask
 }
 
-// viaGateway returns a default route through the pool's gateway.
 func viaGateway(a api.Address, link, table int) netlink.Route {
 	r := toLink(a.Address, link, rtnl.AnyPrefix(a.Address), table)
 	r.Gw, r.Flags, r.Scope = a.Gateway.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 	return r
 }
 
-// toLink returns a route to a network on the link, from the address.
 func toLink(from netip.Addr, link int, to netip.Prefix, table int) netlink.Route {
 	family := rtnl.FamilyOf(to.Addr())
 	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(to), Src: from.AsSlice(), Table: table, Family: family, Scope: rtnl.LinkScope(family)}
@@ -210,7 +205,6 @@ func planBack(b back, link int) []netlink.Route {
 	return all
 }
 
-// planAddresses computes the addresses of a segment's interface.
 func planAddresses(spec Spec, g segment) (plan wire.Plan) {
 	for _, a := range g.addrs {
 		plan.Addrs = append(plan.Addrs, planAddress(spec, a))

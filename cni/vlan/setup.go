@@ -133,7 +133,6 @@ func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Lin
 	return node, setAlias(node, alias)
 }
 
-// nodeLinkMAC returns the MAC address of the container's end of its node link.
 func nodeLinkMAC(spec Spec) net.HardwareAddr {
 	return rtnl.MACOf(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
@@ -389,7 +388,6 @@ func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netl
 	return port, setMaster(port, bridge)
 }
 
-// setMaster makes a link a port of the bridge.
 func setMaster(port, bridge netlink.Link) error {
 	if port.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
@@ -400,7 +398,6 @@ func setMaster(port, bridge netlink.Link) error {
 	return nil
 }
 
-// setupRoutes makes the container's routes and rules.
 func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link, backs []back) error {
 	return netns.Do(func(ns.NetNS) error {
 		end, err := d.podEnd(node, backs)

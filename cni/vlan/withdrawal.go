@@ -141,7 +141,6 @@ func usesOfNode(spec Spec, node netlink.Link) []use {
 	return uses
 }
 
-// portsOf returns the names of the container's ports in mode bridge.
 func portsOf(spec Spec, node netlink.Link) []string {
 	var names []string
 	if spec.Mode == Bridge {
@@ -168,7 +167,6 @@ func isPortOf(link netlink.Link, node string) bool {
 	return strings.HasPrefix(link.Attrs().Name, portPrefix) && link.Attrs().Alias == aliasPrefix+"port of "+node
 }
 
-// interfacesOf selects the links of a container that uses name.
 func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []netlink.Link {
 	var all []netlink.Link
 	for _, u := range uses {

@@ -19,8 +19,7 @@ type assumption struct {
 	family, key string
 	// want is the necessary value. If the setting of all links has another value, the setting of the
 	// link does not count.
-	want string
-	// otherwise describes the node's behaviour with any other value.
+	want      string
 	otherwise string
 }
 

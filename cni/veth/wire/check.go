@@ -148,7 +148,6 @@ func (k *routing) check(p hostPlan) error {
 	return errors.Join(errs...)
 }
 
-// checkRoute returns ErrNotWired if the route is missing.
 func checkRoute(want netlink.Route) error {
 	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
 	if want.Gw != nil {
@@ -213,7 +212,6 @@ func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	return nil
 }
 
-// checkRule returns ErrNotWired if the rule is missing.
 func checkRule(rule netlink.Rule) error {
 	have, err := netlinksafe.RuleList(rule.Family)
 	if err != nil {

@@ -143,7 +143,6 @@ func (w *Wirer) SetSysctl(key, value string) error {
 	return nil
 }
 
-// checkForward returns an error if a setting of forward is wrong.
 func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
 	keys := []string{
 		"net/ipv4/conf/" + host.Attrs().Name + "/forwarding", "net/ipv4/conf/" + host.Attrs().Name + "/rp_filter",

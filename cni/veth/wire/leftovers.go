@@ -84,7 +84,6 @@ func version(family int) int {
 	return 6
 }
 
-// linkName returns the name of a link for messages.
 func linkName(index int) string {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {

@@ -50,7 +50,6 @@ var (
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// podGateway returns the gateway of a pod with the address.
 func podGateway(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
 		return gateway4

@@ -37,7 +37,6 @@ func (e NodeEnd) Repeat(node netip.Addr, own []netip.Addr) NodeEnd {
 	return append(e, endAddress{node, slices.ContainsFunc(own, func(a netip.Addr) bool { return a != node })})
 }
 
-// nodeEnd returns the addresses of the node's end of the pair.
 func (s Spec) nodeEnd() (NodeEnd, error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
@@ -125,7 +124,6 @@ func (e NodeEnd) compare(have []netlink.Addr) (missing, stale []netlink.Addr) {
 	return missing, stale
 }
 
-// addressesOf lists the addresses of a link.
 func addressesOf(link netlink.Link) ([]netlink.Addr, error) {
 	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {

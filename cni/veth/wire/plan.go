@@ -31,8 +31,7 @@ type Spec struct {
 	// Addresses are in the order of preference: the first of each family becomes
 	// the pod's IP in Kubernetes.
 	Addresses []api.Address
-	// MAC of the container's interface.
-	MAC net.HardwareAddr
+	MAC       net.HardwareAddr
 	// Secondary says that the pod has its default routes on another interface. Only packets from
 	// Addresses, and to their subnets, leave by this interface.
 	Secondary bool
@@ -47,7 +46,6 @@ type Spec struct {
 	MTU int
 }
 
-// HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
 
 // answers reports whether the node answers for an address on its uplink.
@@ -116,7 +114,6 @@ type hostPlan struct {
 	proxy      proxy
 }
 
-// networkOf returns the network of an address.
 func networkOf(a api.Address, uplink *netlink.LinkAttrs) poolNetwork {
 	return poolNetwork{link: uplink.Name, index: uplink.Index, subnet: a.Subnet.Masked(), gateway: a.Gateway}
 }
@@ -137,13 +134,11 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 	return plan
 }
 
-// hostRoute returns a route of ours to an address by a link.
 func hostRoute(addr netip.Addr, link, table int) netlink.Route {
 	family := rtnl.FamilyOf(addr)
 	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family}
 }
 
-// podRoute is a route of a pod through its node.
 type podRoute struct {
 	Destination netip.Prefix
 	Gateway     netip.Addr
@@ -164,7 +159,6 @@ func podRoutes(addrs []api.Address) []podRoute {
 	return routes
 }
 
-// familyRoutes returns the routes for addresses of one family.
 func familyRoutes(addrs []api.Address) []podRoute {
 	if len(addrs) == 0 {
 		return nil
@@ -178,7 +172,6 @@ func familyRoutes(addrs []api.Address) []podRoute {
 	return append([]podRoute{way}, subnetRoutes(addrs)...)
 }
 
-// subnetRoutes returns a route to each subnet of the addresses.
 func subnetRoutes(addrs []api.Address) []podRoute {
 	var routes []podRoute
 	seen := map[netip.Prefix]bool{}

@@ -200,7 +200,6 @@ func proxyAtOnce(link netlink.Link, family int) error {
 	return nil
 }
 
-// rawMessage is a netlink header of fixed bytes.
 type rawMessage []byte
 
 func (m *rawMessage) Len() int          { return len(*m) }

@@ -104,7 +104,6 @@ func (w *Wirer) Repair(spec Spec) error {
 // Filter restores lost rules of package netfilter for the addresses that the node routes to pods.
 func (w *Wirer) Filter() error { return netfilter.Restore(w.Sources) }
 
-// setupNode makes the node's side of all addresses.
 func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) error {
 	// The link's packets are filtered before it is up.
 	if err := netfilter.Allow(w.Sources, sourcesOf(spec, uplinks)...); err != nil {

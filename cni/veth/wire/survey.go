@@ -33,7 +33,6 @@ type endKey struct {
 	is4, is6 bool
 }
 
-// neighbour is the key of an entry of the table of neighbours.
 type neighbour struct {
 	link int
 	ip   string
@@ -108,7 +107,6 @@ func (s *survey) checkNeighbour(want netlink.Neigh) error {
 	return nil
 }
 
-// checkNodeEnd verifies the addresses of the node's end of a pair.
 func (s *survey) checkNodeEnd(spec Spec, host netlink.Link) error {
 	if s.addresses == nil {
 		all, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
