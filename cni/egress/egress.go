@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Ways is how many ways of a family a node has.
@@ -65,7 +66,7 @@ func answer(number int) uint32  { return netfilter.ArrivalMark | leaving(number)
 // they leave with another address.
 func Put(all []Way) error {
 	var routings []*routing
-	for _, family := range families {
+	for _, family := range rtnl.Families {
 		k, err := newRouting(family, all)
 		if err != nil {
 			return err

@@ -76,9 +76,9 @@ func servicesOfIPVS() ([]netip.Addr, error) {
 
 // addresses lists the addresses of a link, or of the node if link is nil.
 func addresses(link netlink.Link) ([]netip.Addr, error) {
-	found, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	found, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	var all []netip.Addr
 	for _, a := range found {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -120,9 +119,9 @@ func Remove(containerID, ifName string) error {
 }
 
 func Links() ([]netlink.Link, error) {
-	all, err := netlinksafe.LinkList()
+	all, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	var ours []netlink.Link
 	for _, l := range all {

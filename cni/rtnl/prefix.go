@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Families are the families of addresses.
+var Families = []int{unix.AF_INET, unix.AF_INET6}
+
 func FamilyOf(addr netip.Addr) int {
 	if addr.Is4() {
 		return unix.AF_INET

@@ -114,9 +114,9 @@ func IsDevice(link netlink.Link) bool {
 }
 
 func linksByName() (map[string]netlink.Link, error) {
-	all, err := netlinksafe.LinkList()
+	all, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	byName := map[string]netlink.Link{}
 	for _, link := range all {

@@ -14,9 +14,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // scan lists the virtual functions of physical functions, given by their links, in the order of pfs
@@ -107,9 +108,9 @@ func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 	}) {
 		return "links on it", nil
 	}
-	addrs, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return "", fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		return "", err
 	}
 	if i := slices.IndexFunc(addrs, func(a netlink.Addr) bool { return a.Scope == unix.RT_SCOPE_UNIVERSE }); i >= 0 {
 		return "address " + addrs[i].IP.String(), nil
@@ -119,9 +120,9 @@ func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 
 // linkOf returns the link of a PCI device in the namespace of the calling thread, or nil.
 func linkOf(device string) (netlink.Link, error) {
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	return byDevice(links, device), nil
 }

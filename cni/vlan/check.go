@@ -48,12 +48,12 @@ func (d *Driver) CheckNode(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
-	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), ends(backs).Check(node), checkRoutes(spec, node, backs)}
-	errs = append(errs, d.inPodEnd(spec, node, backs, (*podEnd).check))
+	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), end.Check(node), checkRoutes(spec, node, end)}
+	errs = append(errs, d.inPodEnd(spec, node, end, (*podEnd).check))
 	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Check(nil) }))
 	for i, g := range segments {
 		errs = append(errs, d.checkSecluded(spec, lowers[i]), d.checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
@@ -99,10 +99,10 @@ func nodeLinkOf(spec Spec, uses []use) (netlink.Link, error) {
 	return node, nil
 }
 
-func checkRoutes(spec Spec, node netlink.Link, backs []back) error {
+func checkRoutes(spec Spec, node netlink.Link, end wire.NodeEnd) error {
 	var errs []error
 	for _, a := range spec.Addresses {
-		plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+		plan := planNode(spec, a, node, end.Of(a.Address))
 		errs = append(errs, wire.NotOnNode(a), plan.Check(node))
 	}
 	return errors.Join(errs...)
@@ -167,7 +167,7 @@ func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error 
 }
 
 func (d *Driver) checkPod(spec Spec) error {
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
@@ -201,7 +201,7 @@ func (d *Driver) checkPod(spec Spec) error {
 		if err != nil {
 			return err
 		}
-		plan := planPod(spec, segments, links, inside.Attrs().Index, backs)
+		plan := planPod(spec, segments, links, inside.Attrs().Index, end)
 		return errors.Join(append(errs, plan.Check(nil))...)
 	})
 }
@@ -243,15 +243,15 @@ func (d *Driver) keepNodeLink(spec Spec) error {
 	if err != nil || node == nil {
 		return err
 	}
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
 	// Routes of the node may still have the stale addresses as source.
-	if _, err := ends(backs).Add(node); err != nil {
+	if _, err := end.Add(node); err != nil {
 		return err
 	}
-	return d.inPodEnd(spec, node, backs, (*podEnd).set)
+	return d.inPodEnd(spec, node, end, (*podEnd).set)
 }
 
 func filterInterface(spec Spec, g segment, lower netlink.Link) error {
@@ -331,14 +331,14 @@ func (d *Driver) Repair(spec Spec) error {
 	if err := setAlias(node, formatAlias(spec.Mode, usesOf(segments, lowers))); err != nil {
 		return err
 	}
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
-	if err := d.setupNode(spec, segments, node, lowers, backs); err != nil {
+	if err := d.setupNode(spec, segments, node, lowers, end); err != nil {
 		return err
 	}
-	if err := d.inPodEnd(spec, node, backs, (*podEnd).set); err != nil {
+	if err := d.inPodEnd(spec, node, end, (*podEnd).set); err != nil {
 		return err
 	}
 	for i, g := range segments {

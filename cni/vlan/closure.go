@@ -68,10 +68,7 @@ func (d *Driver) closeSegment(spec Spec, g segment, lower netlink.Link) error {
 		if err != nil || port == nil {
 			return err
 		}
-		if err := netlink.LinkSetDown(port); err != nil && !rtnl.IsGone(err) {
-			return fmt.Errorf("set link %s down: %w", port.Attrs().Name, err)
-		}
-		return nil
+		return rtnl.SetDown(port)
 	case spec.Mode == SRIOV:
 		return d.functions.Close(wishOf(spec, g))
 	}

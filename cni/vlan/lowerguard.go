@@ -12,12 +12,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // lowerGuard filters, on the node, the frames of macvlan and ipvlan links to the wire. Containers
@@ -115,9 +115,9 @@ func (l *lowerGuard) chains() (all []*nftables.Chain) {
 
 // gateways lists the gateways of the container's pools, except the node's own addresses.
 func (l *lowerGuard) gateways() ([]netip.Addr, error) {
-	own, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	own, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	var all []netip.Addr
 	for _, a := range l.addrs {
@@ -212,9 +212,9 @@ func setKeys(set *nftables.Set) (map[string]bool, error) { return guardTable().K
 func sweepLowers() error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	nodes, used := map[string]bool{}, map[string]bool{}
 	for _, l := range links {

@@ -48,7 +48,7 @@ type routePlan struct{ wire.Plan }
 // For each family the default route goes through the gateway of the first address with a gateway.
 // An address with another gateway, or of another segment, has a table with its own way out, which
 // its packets take unless they are for the node.
-func planPod(spec Spec, segments []segment, links []int, inside int, backs []back) routePlan {
+func planPod(spec Spec, segments []segment, links []int, inside int, end wire.NodeEnd) routePlan {
 	var plan routePlan
 	for _, is4 := range []bool{true, false} {
 		position := 0
@@ -68,14 +68,14 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 		}
 	}
 	several := len(plan.Rules) > 0
-	for _, b := range backs {
+	for _, b := range end {
 		for _, p := range spec.Services {
-			if p.Addr().Is4() == b.node.Is4() && !spec.routed() {
+			if p.Addr().Is4() == b.Addr.Is4() && !spec.routed() {
 				plan.Routes = append(plan.Routes, viaNode(b, inside, p))
 			}
 		}
 		if several {
-			rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
+			rule := rtnl.NewRule(rtnl.FamilyOf(b.Addr), priorityNode, unix.RT_TABLE_MAIN)
 			rule.SuppressIfgroup = 0
 			plan.Rules = append(plan.Rules, rule)
 		}
@@ -83,9 +83,9 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 	return plan
 }
 
-func viaNode(b back, inside int, to netip.Prefix) netlink.Route {
-	r := toLink(b.source, inside, to, unix.RT_TABLE_MAIN)
-	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
+func viaNode(b wire.EndAddress, inside int, to netip.Prefix) netlink.Route {
+	r := toLink(b.Source, inside, to, unix.RT_TABLE_MAIN)
+	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.Addr.AsSlice()
 	return r
 }
 
@@ -194,9 +194,9 @@ func planNode(spec Spec, a api.Address, node netlink.Link, own netip.Addr) wire.
 
 // planBack computes the container's routes to the addresses of its node, in the order in which they
 // need each other.
-func planBack(b back, link int) []netlink.Route {
-	all := []netlink.Route{toLink(b.source, link, rtnl.SinglePrefix(b.node), unix.RT_TABLE_MAIN)}
-	for _, a := range b.others {
+func planBack(b wire.EndAddress, link int) []netlink.Route {
+	all := []netlink.Route{toLink(b.Source, link, rtnl.SinglePrefix(b.Addr), unix.RT_TABLE_MAIN)}
+	for _, a := range b.Others {
 		all = append(all, viaNode(b, link, rtnl.SinglePrefix(a)))
 	}
 	for i := range all {

@@ -9,7 +9,7 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sys/unix"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // assumption is a setting of the kernel for each link on which the node answers for addresses.
@@ -35,7 +35,7 @@ var assumptions = []assumption{
 // some of the settings, and behave right.
 func (w *Wirer) checkAssumed(uplink string) error {
 	links := map[string]bool{uplink: true}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		answered, err := AnsweredOn(family)
 		if err != nil {
 			return err

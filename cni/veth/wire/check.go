@@ -166,22 +166,6 @@ func checkRoute(want netlink.Route) error {
 	return nil
 }
 
-// checkNeighbour checks the neighbour entry of the other end of a pair: the kernel drops entries
-// when the MAC of a link changes.
-func checkNeighbour(want netlink.Neigh) error {
-	have, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
-	if err != nil {
-		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
-	}
-	known := func(n netlink.Neigh) bool {
-		return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
-	}
-	if !slices.ContainsFunc(have, known) {
-		return missingNeighbour(want)
-	}
-	return nil
-}
-
 func missingNeighbour(want netlink.Neigh) error {
 	return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
 }
@@ -213,9 +197,9 @@ func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 }
 
 func checkRule(rule netlink.Rule) error {
-	have, err := netlinksafe.RuleList(rule.Family)
+	have, err := rtnl.Rules(rule.Family)
 	if err != nil {
-		return fmt.Errorf("list rules: %w", err)
+		return err
 	}
 	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return rtnl.SameRule(r, rule) }) {
 		return fmt.Errorf("%w: rule %q is missing", ErrNotWired, rule.String())

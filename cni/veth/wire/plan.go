@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -225,9 +224,9 @@ func (p *Plan) Apply(link netlink.Link) error {
 func (p *Plan) Check(link netlink.Link) error {
 	var errs []error
 	if len(p.Addrs) > 0 {
-		have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+		have, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 		if err != nil {
-			return fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+			return err
 		}
 		for _, want := range p.Addrs {
 			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(want.IP) }) {
@@ -235,8 +234,9 @@ func (p *Plan) Check(link netlink.Link) error {
 			}
 		}
 	}
+	s := newSurvey()
 	for _, neigh := range p.Neighs {
-		errs = append(errs, checkNeighbour(neigh))
+		errs = append(errs, s.checkNeighbour(neigh))
 	}
 	for _, route := range p.Routes {
 		errs = append(errs, checkRoute(route))

@@ -110,7 +110,7 @@ func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) 
 		return err
 	}
 	fault.Point("veth/source")
-	end, err := spec.nodeEnd()
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}

@@ -4,10 +4,8 @@ package wire
 
 import (
 	"bytes"
-	"fmt"
 	"net"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -87,12 +85,13 @@ func (s *survey) checkAnswers(p proxy, link netlink.Link) error {
 	return nil
 }
 
-// checkNeighbour is the function checkNeighbour.
+// checkNeighbour checks the neighbour entry of the other end of a pair: the kernel drops entries
+// when the MAC of a link changes.
 func (s *survey) checkNeighbour(want netlink.Neigh) error {
 	if s.neighbours[want.Family] == nil {
-		all, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, want.Family) })
+		all, err := rtnl.Neighbors(want.Family)
 		if err != nil {
-			return fmt.Errorf("list neighbours: %w", err)
+			return err
 		}
 		s.lists++
 		known := make(map[neighbour]net.HardwareAddr, len(all))
@@ -109,9 +108,9 @@ func (s *survey) checkNeighbour(want netlink.Neigh) error {
 
 func (s *survey) checkNodeEnd(spec Spec, host netlink.Link) error {
 	if s.addresses == nil {
-		all, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+		all, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 		if err != nil {
-			return fmt.Errorf("list addresses: %w", err)
+			return err
 		}
 		s.lists++
 		s.addresses = map[int][]netlink.Addr{}
@@ -126,7 +125,7 @@ func (s *survey) checkNodeEnd(spec Spec, host netlink.Link) error {
 	end, known := s.ends[key]
 	if !known {
 		var err error
-		if end, err = spec.nodeEnd(); err != nil {
+		if end, err = spec.NodeEnd(); err != nil {
 			return err
 		}
 		s.ends[key] = end
