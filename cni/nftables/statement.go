@@ -128,7 +128,6 @@ func Transport(offset uint32, size int) Field {
 
 var (
 	EtherSAddr  = Link(6, 6)
-	SPort       = Transport(0, 2)
 	DPort       = Transport(2, 2)
 	MessageType = Transport(0, 1) // of ICMP and ICMPv6
 )
@@ -146,7 +145,6 @@ type IP struct {
 	family    uint32
 }
 
-// V4 and V6 are the two families.
 var (
 	V4  = &IP{Suffix: "4", Addr: IPv4Addr, Is: nfProto.Is(unix.NFPROTO_IPV4), SAddr: Network(12, 4), DAddr: Network(16, 4), Addresses: Network(12, 8), family: unix.NFPROTO_IPV4}
 	V6  = &IP{Suffix: "6", Addr: IPv6Addr, Is: nfProto.Is(unix.NFPROTO_IPV6), SAddr: Network(8, 16), DAddr: Network(24, 16), Addresses: Network(8, 32), family: unix.NFPROTO_IPV6}
@@ -203,18 +201,10 @@ func (f Field) hasAny(bits uint32) Statement {
 	return f.And(binary.NativeEndian.AppendUint32(nil, bits)...).IsNot(0, 0, 0, 0)
 }
 
-func (f Field) between(op uint32, first, last []byte) Statement {
-	return statement(f.into(0), expression("range", number(unix.NFTA_RANGE_SREG, register(0)), number(unix.NFTA_RANGE_OP, op),
-		value(unix.NFTA_RANGE_FROM_DATA, first), value(unix.NFTA_RANGE_TO_DATA, last)))
-}
-
 // Between matches if the field is from first to last.
 func (f Field) Between(first, last []byte) Statement {
-	return f.between(unix.NFT_RANGE_EQ, first, last)
-}
-
-func (f Field) NotBetween(first, last []byte) Statement {
-	return f.between(unix.NFT_RANGE_NEQ, first, last)
+	return statement(f.into(0), expression("range", number(unix.NFTA_RANGE_SREG, register(0)), number(unix.NFTA_RANGE_OP, unix.NFT_RANGE_EQ),
+		value(unix.NFTA_RANGE_FROM_DATA, first), value(unix.NFTA_RANGE_TO_DATA, last)))
 }
 
 // IsLink matches if the field is the name of an interface.
