@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// boot starts a guest behind the pod, as KubeVirt's bridge binding does: the pod gives the guest its
-// MAC address and its addresses.
+// boot starts a guest behind the pod, as KubeVirt's bridge binding does: the pod gives the guest
+// its MAC address and its addresses.
 func (p *pod) boot(t *testing.T) *netnstest.Host {
 	t.Helper()
 	guest := netnstest.New(t)

@@ -106,8 +106,8 @@ func nodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, er
 	return own[0], nil
 }
 
-// RepeatedAddress returns an address for an end of a link that repeats the address of another link of
-// its namespace.
+// RepeatedAddress returns an address for an end of a link that repeats the address of another link
+// of its namespace.
 func RepeatedAddress(addr netip.Addr) netlink.Addr {
 	a := PodAddress(rtnl.SinglePrefix(addr))
 	a.Flags |= unix.IFA_F_NOPREFIXROUTE
