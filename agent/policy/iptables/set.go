@@ -178,7 +178,7 @@ func closingSets(rs *ruleset.Ruleset) map[string]rank {
 	for _, c := range rs.Chains {
 		for i := range c.Rules {
 			if r := &c.Rules[i]; r.Verdict == ruleset.Drop {
-				for _, name := range []string{r.Source, r.Destination, r.Endpoint, r.Pair, r.SourceIn, r.SourceOut} {
+				for _, name := range r.Sets() {
 					all[name] = closes
 				}
 			}

@@ -20,7 +20,7 @@ func Difference(old, s *Set) (gone, came *Set) {
 }
 
 func (s *Set) isEmpty() bool {
-	return len(s.Addresses)+len(s.Ranges)+len(s.Endpoints)+len(s.Pairs)+len(s.Links)+len(s.Interfaces) == 0
+	return len(s.Addresses)+len(s.Endpoints)+len(s.Pairs)+len(s.Links)+len(s.Interfaces) == 0
 }
 
 // difference returns the elements that are in only one of two sorted lists. Most lists differ in

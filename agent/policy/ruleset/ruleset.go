@@ -220,6 +220,11 @@ type Rule struct {
 	Origin *Origin
 }
 
+// Sets are the names of the sets in the rule's conditions, empty for absent conditions.
+func (r *Rule) Sets() [8]string {
+	return [...]string{r.InInterface, r.OutInterface, r.SourceIn, r.SourceOut, r.Source, r.Destination, r.Endpoint, r.Pair}
+}
+
 // Verdict decides about a packet that matched.
 type Verdict uint8
 
