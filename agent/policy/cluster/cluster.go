@@ -30,9 +30,9 @@ import (
 // Wait. Nobody changes the values later.
 type Sink interface {
 	SetNetworkPolicy(p *networkingv1.NetworkPolicy)
-	DeleteNetworkPolicy(namespace, name string)
 	SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy)
-	DeleteClusterPolicy(name string)
+	// DeletePolicy receives the name of a policy; a ClusterNetworkPolicy has no namespace.
+	DeletePolicy(name types.NamespacedName)
 	SetNamespace(name string, labels map[string]string)
 	DeleteNamespace(name string)
 	// SetPod receives a pod that came (was is nil), went (is is nil) or changed; a changed pod has the
@@ -532,12 +532,8 @@ func (c *Cluster) deletePolicy(name types.NamespacedName) {
 	if e.tell != nil {
 		c.waiting--
 	}
-	switch {
-	case !e.told:
-	case name.Namespace == "":
-		c.sink.DeleteClusterPolicy(name.Name)
-	default:
-		c.sink.DeleteNetworkPolicy(name.Namespace, name.Name)
+	if e.told {
+		c.sink.DeletePolicy(name)
 	}
 	c.soon.Send()
 	c.tellNews()

@@ -266,6 +266,9 @@ const (
 	Egress  Direction = "Egress"
 )
 
+// Directions are both.
+var Directions = [2]Direction{Ingress, Egress}
+
 // Count is the number of packets that the rules of a counter matched, and their bytes.
 type Count struct{ Packets, Bytes uint64 }
 
