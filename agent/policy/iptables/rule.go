@@ -40,28 +40,27 @@ func join(words ...string) string {
 	return strings.Join(some, " ")
 }
 
-// conditions returns the conditions of a rule for a family, one text for each necessary rule of
-// iptables. written returns a set whose elements are in the rules themselves.
-func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, written func(set string) *ruleset.Set) []string {
+// conditions returns the conditions of a rule, one text for each necessary rule of iptables.
+func (w *writer) conditions(r *ruleset.Rule) []string {
 	all := []string{""}
 	and := func(words ...string) { all = product(all, words) }
 	if r.Pair != "" {
-		and(pairs(written(r.Pair))...)
+		and(pairs(w.rs.Sets[r.Pair])...)
 	}
 	if r.InInterface != "" {
-		and(each("-i ", written(r.InInterface).Interfaces)...)
+		and(each("-i ", w.rs.Sets[r.InInterface].Interfaces)...)
 	}
 	if r.OutInterface != "" {
-		and(each("-o ", written(r.OutInterface).Interfaces)...)
+		and(each("-o ", w.rs.Sets[r.OutInterface].Interfaces)...)
 	}
 	switch {
-	case r.Loopback && hook == ruleset.Output:
+	case r.Loopback && w.hook == ruleset.Output:
 		and("-o " + ruleset.Loopback)
 	case r.Loopback:
 		and("-i " + ruleset.Loopback)
 	}
 	switch {
-	case (r.NeighborDiscovery || r.MulticastListener) && f == ruleset.IPv4:
+	case (r.NeighborDiscovery || r.MulticastListener) && w.family == ruleset.IPv4:
 		return nil
 	case r.NeighborDiscovery:
 		and(neighborDiscovery...)
@@ -78,7 +77,7 @@ func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, 
 	}
 	for _, match := range []struct{ set, fields string }{{r.SourceOut, "src,dst"}, {r.SourceIn, "src,src"}, {r.Source, "src"}, {r.Destination, "dst"}, {r.Endpoint, "dst,dst"}} {
 		if match.set != "" {
-			and(fmt.Sprintf("-m set --match-set %s %s", n.set(match.set), match.fields))
+			and(fmt.Sprintf("-m set --match-set %s %s", w.set(match.set), match.fields))
 		}
 	}
 	if len(r.Ports) > 0 {

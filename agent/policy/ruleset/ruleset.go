@@ -272,6 +272,9 @@ var Directions = [2]Direction{Ingress, Egress}
 // Count is the number of packets that the rules of a counter matched, and their bytes.
 type Count struct{ Packets, Bytes uint64 }
 
+// Plus returns the sum.
+func (c Count) Plus(d Count) Count { return Count{c.Packets + d.Packets, c.Bytes + d.Bytes} }
+
 // ErrChanged says that the kernel no longer has the last applied ruleset: another program changed
 // it.
 var ErrChanged = errors.New("the kernel's rules of policies differ from the applied ones")
