@@ -246,6 +246,6 @@ func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.
 	}
 	fmt.Fprintf(b, "  %s: %s: %s\n", where, verdict, why)
 	for _, step := range decision.Path {
-		fmt.Fprintf(b, "    chain %s: %s\n", step.Chain, strings.TrimSpace(ruleset.RuleText(rs, rs.Chains[step.Chain], step.Rule)))
+		fmt.Fprintf(b, "    chain %s: %s\n", step.Chain, strings.TrimSpace(ruleset.RuleText(rs.Chains[step.Chain], step.Rule)))
 	}
 }

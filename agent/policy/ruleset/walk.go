@@ -171,26 +171,31 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 	if len(r.Ports) > 0 && !slices.ContainsFunc(r.Ports, func(ports PortRange) bool { return ports.First <= p.Port && p.Port <= ports.Last }) {
 		return 0, "", false
 	}
-	for _, condition := range []struct {
-		set  string
-		pass func(*Set) bool
-	}{
-		{r.InInterface, func(s *Set) bool { return isIn(p.InInterface, s.Interfaces, strings.Compare) }},
-		{r.OutInterface, func(s *Set) bool { return isIn(p.OutInterface, s.Interfaces, strings.Compare) }},
-		{r.Source, func(s *Set) bool { return s.has(p.Source) }},
-		{r.Destination, func(s *Set) bool { return s.has(p.Destination) }},
-		{r.Endpoint, func(s *Set) bool {
-			return isIn(Endpoint{p.Destination, p.Protocol, p.Port}, s.Endpoints, Endpoint.Compare)
-		}},
-		{r.SourceIn, func(s *Set) bool { return isIn(Link{p.Source, p.InInterface}, s.Links, Link.Compare) }},
-		{r.SourceOut, func(s *Set) bool { return isIn(Link{p.Source, p.OutInterface}, s.Links, Link.Compare) }},
-		{r.Pair, func(s *Set) bool { return isIn(Pair{p.Source, p.Destination}, s.Pairs, Pair.Compare) }},
-	} {
-		if condition.set != "" && !condition.pass(w.rs.Sets[condition.set]) {
+	for i := range lookups {
+		if set := lookups[i].set(r); set != "" && !lookups[i].has(w.rs.Sets[set], p) {
 			return 0, "", false
 		}
 	}
 	return r.Verdict, r.Target, true
+}
+
+// lookups are the conditions of rules by sets, each with the fields of a packet that the set has, in
+// the syntax of nft.
+var lookups = [...]struct {
+	fields string
+	set    func(*Rule) string
+	has    func(*Set, Packet) bool
+}{
+	{"iifname", func(r *Rule) string { return r.InInterface }, func(s *Set, p Packet) bool { return isIn(p.InInterface, s.Interfaces, strings.Compare) }},
+	{"oifname", func(r *Rule) string { return r.OutInterface }, func(s *Set, p Packet) bool { return isIn(p.OutInterface, s.Interfaces, strings.Compare) }},
+	{"ip saddr . oifname", func(r *Rule) string { return r.SourceOut }, func(s *Set, p Packet) bool { return isIn(Link{p.Source, p.OutInterface}, s.Links, Link.Compare) }},
+	{"ip saddr . iifname", func(r *Rule) string { return r.SourceIn }, func(s *Set, p Packet) bool { return isIn(Link{p.Source, p.InInterface}, s.Links, Link.Compare) }},
+	{"ip saddr . ip daddr", func(r *Rule) string { return r.Pair }, func(s *Set, p Packet) bool { return isIn(Pair{p.Source, p.Destination}, s.Pairs, Pair.Compare) }},
+	{"ip saddr", func(r *Rule) string { return r.Source }, func(s *Set, p Packet) bool { return s.has(p.Source) }},
+	{"ip daddr", func(r *Rule) string { return r.Destination }, func(s *Set, p Packet) bool { return s.has(p.Destination) }},
+	{"ip daddr . meta l4proto . th dport", func(r *Rule) string { return r.Endpoint }, func(s *Set, p Packet) bool {
+		return isIn(Endpoint{p.Destination, p.Protocol, p.Port}, s.Endpoints, Endpoint.Compare)
+	}},
 }
 
 // lookup returns where a map leads from an address.
