@@ -4,10 +4,11 @@ package connections
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Namespace is the path of a network namespace; empty is the namespace of the calling process.
@@ -19,12 +20,7 @@ func (n Namespace) Do(f func() error) error {
 	if n == "" {
 		return f()
 	}
-	netns, err := ns.GetNS(string(n))
-	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", n, err)
-	}
-	defer netns.Close()
-	return netns.Do(func(ns.NetNS) error { return f() })
+	return rtnl.InNetNS(string(n), f)
 }
 
 // IsGone reports whether an error says that the namespace no longer exists at its path.

@@ -136,20 +136,15 @@ var present = sync.OnceValue(func() []Backend {
 // after its own rules are in the kernel, so that there are rules at any time.
 type succession struct {
 	Table
-	others []Table
+	backend Backend
+	netns   string
 	// done says that other backends have no rules.
 	done bool
 }
 
 // rules returns the rules of a network namespace.
 func (b Backend) rules(netns string) Table {
-	s := &succession{Table: b.Open(netns)}
-	for _, other := range present() {
-		if other != b {
-			s.others = append(s.others, other.Open(netns))
-		}
-	}
-	return s
+	return &succession{Table: b.Open(netns), backend: b, netns: netns}
 }
 
 // Apply implements Table.
@@ -170,22 +165,21 @@ func (s *succession) end(ctx context.Context) error {
 	if s.done {
 		return nil
 	}
-	var errs []error
-	for _, other := range s.others {
-		errs = append(errs, other.Remove(ctx))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := removeOthers(ctx, s.netns, s.backend); err != nil {
 		return fmt.Errorf("remove the rules of another backend of network policies: %w", err)
 	}
 	s.done = true
 	return nil
 }
 
-// removeAll removes the rules of all backends from a network namespace.
-func removeAll(ctx context.Context, netns string) error {
+// removeOthers removes the rules of all backends but one, which may be none, from a network
+// namespace.
+func removeOthers(ctx context.Context, netns string, stays Backend) error {
 	var errs []error
 	for _, b := range present() {
-		errs = append(errs, b.Open(netns).Remove(ctx))
+		if b != stays {
+			errs = append(errs, b.Open(netns).Remove(ctx))
+		}
 	}
 	return errors.Join(errs...)
 }

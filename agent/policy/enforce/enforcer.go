@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -204,6 +205,33 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 			e.refresh(ctx, all)
 		}
 	}
+}
+
+// ErrNotKnown is returned by Ready while the policies are not known.
+var ErrNotKnown = errors.New("the network policies are not known yet")
+
+// hasStarted reports whether the containers of the node and the policies are known.
+func (e *Enforcer) hasStarted() bool {
+	select {
+	case <-e.started:
+		return true
+	default:
+		return false
+	}
+}
+
+// Ready returns an error while the policies are not known, or not in the kernel of the node. It
+// does not block.
+func (e *Enforcer) Ready() error {
+	if !e.hasStarted() {
+		return ErrNotKnown
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.node.err; err != nil {
+		return fmt.Errorf("the network policies in the kernel are not up to date: %w", err)
+	}
+	return nil
 }
 
 // known returns an error while the policies are not known.

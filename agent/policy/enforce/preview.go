@@ -65,9 +65,7 @@ type previewed struct {
 // for them, and finds open connections that the rules would not let begin. It changes nothing, and
 // blocks for the kernel.
 func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) {
-	select {
-	case <-e.started:
-	default:
+	if !e.hasStarted() {
 		return nil, ErrNotKnown
 	}
 	p := &preview{

@@ -55,9 +55,7 @@ func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("%w: protocol %q is none of TCP, UDP and SCTP", ErrTrace, q.Protocol)
 	}
-	select {
-	case <-e.started:
-	default:
+	if !e.hasStarted() {
 		return "", fmt.Errorf("%w: %w", ErrTrace, ErrNotKnown)
 	}
 	var from, to end
@@ -79,17 +77,14 @@ func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 		return "", fmt.Errorf("%w: neither %s nor %s is a pod of this node; ask the agent of the node of one of them", ErrTrace, from, to)
 	}
 	var b strings.Builder
-	pairs := 0
-	for _, source := range from.addresses {
-		i := slices.IndexFunc(to.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) })
-		if i < 0 || slices.IndexFunc(from.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) }) != slices.Index(from.addresses, source) {
-			// One address of each family is enough.
-			continue
+	for _, family := range ruleset.Families {
+		// One address of each family is enough.
+		is := func(a netip.Addr) bool { return ruleset.FamilyOf(a) == family }
+		if i, j := slices.IndexFunc(from.addresses, is), slices.IndexFunc(to.addresses, is); i >= 0 && j >= 0 {
+			trace(&b, node, from, to, ruleset.Packet{Source: from.addresses[i], Destination: to.addresses[j], Protocol: protocol, Port: q.Port}, q.Protocol)
 		}
-		pairs++
-		trace(&b, node, from, to, ruleset.Packet{Source: source, Destination: to.addresses[i], Protocol: protocol, Port: q.Port}, q.Protocol)
 	}
-	if pairs == 0 {
+	if b.Len() == 0 {
 		return "", fmt.Errorf("%w: %s (%v) and %s (%v) have no addresses of one family", ErrTrace, from, from.addresses, to, to.addresses)
 	}
 	for _, end := range []end{from, to} {
