@@ -17,12 +17,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Counters of packets of isolated pods that no policy allows.
-const (
-	CounterIsolationIngress = "isolation-ingress"
-	CounterIsolationEgress  = "isolation-egress"
-)
-
 // hash returns a text of 24 letters and digits, of 120 bits: nobody can find two policies with the
 // same hash.
 func hash(identity string) string {
@@ -219,11 +213,7 @@ func dns(d ruleset.Direction, family ruleset.Family) (all []ruleset.Rule) {
 
 // isolation returns the rule that drops packets that no NetworkPolicy allows.
 func isolation(d ruleset.Direction) ruleset.Rule {
-	counter := CounterIsolationIngress
-	if d == ruleset.Egress {
-		counter = CounterIsolationEgress
-	}
-	return ruleset.Rule{Verdict: ruleset.Drop, Counter: counter, Origin: &ruleset.Origin{Direction: d}}
+	return ruleset.Rule{Verdict: ruleset.Drop, Counter: "isolation-" + strings.ToLower(string(d)), Origin: &ruleset.Origin{Direction: d}}
 }
 
 // policyChain returns the chain of a NetworkPolicy. Pods share the chain unless the same port name has

@@ -207,8 +207,7 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	}
 }
 
-// ErrNotKnown is returned by Ready while the policies are not known.
-var ErrNotKnown = errors.New("the network policies are not known yet")
+var errNotKnown = errors.New("the network policies are not known yet")
 
 // hasStarted reports whether the containers of the node and the policies are known.
 func (e *Enforcer) hasStarted() bool {
@@ -224,7 +223,7 @@ func (e *Enforcer) hasStarted() bool {
 // does not block.
 func (e *Enforcer) Ready() error {
 	if !e.hasStarted() {
-		return ErrNotKnown
+		return errNotKnown
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

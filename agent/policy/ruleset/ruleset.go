@@ -43,6 +43,14 @@ func (rs *Ruleset) IsNode(a netip.Addr) bool {
 	return set != nil && set.has(a)
 }
 
+// HookTo is the hook of the node that a pod's packets to an address pass; rs may be nil.
+func (rs *Ruleset) HookTo(a netip.Addr) Hook {
+	if rs != nil && rs.IsNode(a) {
+		return Input
+	}
+	return Forward
+}
+
 // MaxName is the longest name of a set, map or chain. Some kernels limit names of sets to 31 bytes;
 // all other limits are higher.
 const MaxName = 31
