@@ -38,7 +38,6 @@ type chain struct {
 	ended bool
 }
 
-// sideKey finds the chain of a side for packets of a family.
 type sideKey struct {
 	*side
 	family ruleset.Family
@@ -58,7 +57,6 @@ func (x *Index) sweep(inPods, onNode *contents) {
 	}
 }
 
-// choose finds the policies of a local pod.
 func (x *Index) choose(l *local) {
 	l.ingress, l.egress = selected{}, selected{}
 	if l.pod == nil || l.Ungoverned {
@@ -125,14 +123,12 @@ func (x *Index) combine(s *selected, pod *Pod, d ruleset.Direction, family rules
 	return e
 }
 
-// combinationKey finds combinations.
 type combinationKey struct {
 	d      ruleset.Direction
 	family ruleset.Family
 	hash   uint64
 }
 
-// combination is policies in their order and their chain.
 type combination struct {
 	policies []*intent
 	chain    *chain
@@ -305,7 +301,6 @@ type rendering struct {
 	anyPeer bool
 }
 
-// render adds the rules of a clause to a chain.
 func (x *Index) render(e *chain, i *intent, cl clause, d ruleset.Direction, family ruleset.Family, resolved map[portName][]uint32) {
 	of := rendering{Index: x, chain: e, clause: cl, direction: d, family: family}
 	for _, r := range cl.blocks {
@@ -333,7 +328,6 @@ func (x *Index) render(e *chain, i *intent, cl clause, d ruleset.Direction, fami
 	}
 }
 
-// ruleOf returns a rule with the verdict and the origin of a clause, without conditions.
 func ruleOf(i *intent, cl clause, d ruleset.Direction) ruleset.Rule {
 	rule := ruleset.Rule{Verdict: ruleset.Accept}
 	switch cl.action {
@@ -348,7 +342,6 @@ func ruleOf(i *intent, cl clause, d ruleset.Direction) ruleset.Rule {
 	return rule
 }
 
-// peers adds a rule for each set of peers.
 func (of rendering) peers(rule ruleset.Rule) {
 	if of.anyPeer {
 		of.chain.add(rule)
@@ -371,7 +364,6 @@ func (of rendering) peers(rule ruleset.Rule) {
 	}
 }
 
-// endpoints adds the rules for ports of destinations by their names.
 func (of rendering) endpoints(rule ruleset.Rule) {
 	rule.Family = of.family
 	for _, name := range of.clause.names {
@@ -393,7 +385,6 @@ func (of rendering) endpoints(rule ruleset.Rule) {
 	}
 }
 
-// withResolved adds the port numbers of names to ports.
 func withResolved(ports []protocolPorts, names []portName, resolved map[portName][]uint32) []protocolPorts {
 	all := portsOf{}
 	for _, p := range ports {
@@ -422,14 +413,12 @@ func (e *chain) add(rule ruleset.Rule) {
 	e.ended = rule.Family == ruleset.AnyFamily && rule.Protocol == ruleset.AnyProtocol
 }
 
-// use makes a chain use a set of a peer, and returns the set's name.
 func (x *Index) use(e *chain, selection podSelection, w elementKind) string {
 	collection := x.collection(selection, w)
 	e.collections = append(e.collections, collection)
 	return collection.name
 }
 
-// useRanges makes a chain use a set of ranges, and returns the set's name.
 func (x *Index) useRanges(e *chain, ranges []netipx.IPRange, family ruleset.Family) string {
 	next := &ruleset.Set{Family: family, Kind: ruleset.Ranges}
 	var text strings.Builder
@@ -451,7 +440,6 @@ func coversFamily(ranges []netipx.IPRange) bool {
 	return len(ranges) == 1 && ranges[0].From().IsUnspecified() && !ranges[0].To().Next().IsValid()
 }
 
-// counterName returns the name of a policy's counter in a direction.
 func counterName(of string, i *intent, d ruleset.Direction) string {
 	return of[:1] + letter(d) + "-" + hash(i.kind+" "+i.NamespacedName.String())
 }

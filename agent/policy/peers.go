@@ -107,14 +107,12 @@ func (c *collection) remove(pod *Pod, extra []netip.Addr) {
 	})
 }
 
-// removeNamespace removes all pods of a namespace.
 func (c *collection) removeNamespace(name string) {
 	hash, before := hashOf(name), len(c.members)
 	c.members = slices.DeleteFunc(c.members, func(m member) bool { return m.owner.namespace == hash })
 	c.dirty = c.dirty || len(c.members) < before
 }
 
-// sort sorts the members after new members were appended.
 func (c *collection) sort() {
 	slices.SortFunc(c.members, compareMembers)
 	c.members = slices.Clip(slices.Compact(c.members))
@@ -147,7 +145,6 @@ func (c *collection) current() *ruleset.Set {
 	return c.set
 }
 
-// peer is a selection of pods in rules, with its sets that are in use.
 type peer struct {
 	podSelection
 	name        string // its key
@@ -338,7 +335,6 @@ func (x *Index) extra(pod *Pod) []netip.Addr {
 	return nil
 }
 
-// peer returns the peer of a selection, and makes it if necessary.
 func (x *Index) peer(selection podSelection) *peer {
 	key := selection.key()
 	p := x.peers[key]
@@ -368,7 +364,6 @@ func (x *Index) collection(selection podSelection, w elementKind) *collection {
 	return c
 }
 
-// drop removes a collection that is not in use any more.
 func (x *Index) drop(c *collection) {
 	delete(x.unfilled, c)
 	delete(c.peer.collections, c.elementKind)

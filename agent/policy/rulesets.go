@@ -35,7 +35,6 @@ const (
 	setGroups        = "groups6"
 )
 
-// empty is the ruleset if no pod is governed.
 var empty = &ruleset.Ruleset{}
 
 // Node returns the ruleset of the node. It has no chains if no policy selects a pod of the node.
@@ -116,7 +115,6 @@ func (l *local) isProbedByWire(family ruleset.Family) bool {
 	return slices.ContainsFunc(l.ByWire, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == family && slices.Contains(probed, a) })
 }
 
-// settle brings chains, maps and sets up to date.
 func (x *Index) settle() {
 	if x.stale {
 		x.reshape()

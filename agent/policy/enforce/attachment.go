@@ -47,7 +47,6 @@ func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 	return e.Kernel.Close(c.NetNS, slices.Sorted(maps.Keys(c.Remade))...)
 }
 
-// setClosed notes whether the gate of a container in an ADD is closed.
 func (e *Enforcer) setClosed(told Container, closed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -142,7 +141,6 @@ func (e *Enforcer) change(id string, change func(*container)) {
 	e.Soon()
 }
 
-// governs reports whether policies select the pod.
 func (e *Enforcer) governs(c Container) (governs bool) {
 	e.Objects.Do(func() { governs = e.index.Governs(c.uid()) })
 	return governs

@@ -32,7 +32,6 @@ const (
 	BackendIPTablesLegacy Backend = "iptables-legacy"
 )
 
-// allBackends are the values that an operator may give.
 var allBackends = []Backend{BackendAuto, BackendIPTables, BackendNFTables}
 
 // Validate returns an error for a value that an operator may not give.
@@ -43,7 +42,6 @@ func (b Backend) Validate() error {
 	return nil
 }
 
-// node describes the network setup of a node.
 type node struct {
 	// kubeProxy says that kube-proxy has rules of its mode nftables.
 	kubeProxy bool
@@ -107,7 +105,6 @@ func (b Backend) Shows() string {
 	return "nft list table inet " + ruleset.TableName
 }
 
-// variant returns the iptables variant of a backend, if it uses iptables.
 func (b Backend) variant() (xtables.Variant, bool) {
 	variant, ok := strings.CutPrefix(string(b), "iptables-")
 	return xtables.Variant(variant), ok
@@ -142,12 +139,10 @@ type succession struct {
 	done bool
 }
 
-// rules returns the rules of a network namespace.
 func (b Backend) rules(netns string) Table {
 	return &succession{Table: b.Open(netns), backend: b, netns: netns}
 }
 
-// Apply implements Table.
 func (s *succession) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	if err := s.Table.Apply(ctx, rs); err != nil {
 		return err
@@ -155,12 +150,10 @@ func (s *succession) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return s.end(ctx)
 }
 
-// Remove implements Table.
 func (s *succession) Remove(ctx context.Context) error {
 	return errors.Join(s.Table.Remove(ctx), s.end(ctx))
 }
 
-// end removes the rules of other backends.
 func (s *succession) end(ctx context.Context) error {
 	if s.done {
 		return nil

@@ -209,7 +209,6 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 
 var errNotKnown = errors.New("the network policies are not known yet")
 
-// hasStarted reports whether the containers of the node and the policies are known.
 func (e *Enforcer) hasStarted() bool {
 	select {
 	case <-e.started:
@@ -233,7 +232,6 @@ func (e *Enforcer) Ready() error {
 	return nil
 }
 
-// known returns an error while the policies are not known.
 func (e *Enforcer) known(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -248,7 +246,6 @@ func (e *Enforcer) known(ctx context.Context) error {
 	}
 }
 
-// active reports whether there is any policy.
 func (e *Enforcer) active() (active bool) {
 	e.Objects.Do(func() { active = e.index.HasPolicies() })
 	return active
@@ -269,7 +266,6 @@ func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.tell(ctx)
 }
 
-// findNode updates the addresses of the node in the index.
 func (e *Enforcer) findNode(ctx context.Context) {
 	own, dns, err := e.Kernel.NodeAddresses()
 	if err != nil {

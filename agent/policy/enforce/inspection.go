@@ -13,7 +13,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// size counts the content of a ruleset.
 type size struct{ rules, sets, elements int }
 
 func sizeOf(rs *ruleset.Ruleset) (s size) {
@@ -37,7 +36,6 @@ func (s size) plus(o size) size {
 	return size{s.rules + o.rules, s.sets + o.sets, s.elements + o.elements}
 }
 
-// summary is the state of all tables.
 type summary struct {
 	tables, failing int
 	node, pods      size
@@ -46,7 +44,6 @@ type summary struct {
 	failures []string
 }
 
-// summarize looks at all tables.
 func (e *Enforcer) summarize() summary {
 	s := summary{compared: time.Now()}
 	e.mu.Lock()

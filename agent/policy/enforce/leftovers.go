@@ -71,7 +71,6 @@ func Sweep(ctx context.Context, namespaces []string) error {
 	return errors.Join(errs...)
 }
 
-// hasTables reports whether a path leads to a namespace with tables of policies.
 func hasTables(path string) (has bool, err error) {
 	netns, err := rtnl.FindNS(path)
 	if netns == nil || err != nil {
@@ -94,7 +93,6 @@ func hasTables(path string) (has bool, err error) {
 	return hasIPTables(path)
 }
 
-// hasIPTables reports whether a network namespace has rules of a backend that uses iptables.
 func hasIPTables(netns string) (has bool, err error) {
 	var errs []error
 	for _, v := range xtables.Variants {

@@ -44,10 +44,8 @@ type denied struct {
 	origin    ruleset.Origin
 }
 
-// mostDenied limits the number of reported keys.
 const mostDenied = 10_000
 
-// previewed is a pod that would be newly governed.
 type previewed struct {
 	pod        api.Pod
 	containers []*container

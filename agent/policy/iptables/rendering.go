@@ -11,7 +11,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// rendering writes the chains of a ruleset for one family.
 type rendering struct {
 	names
 	rs     *ruleset.Ruleset
@@ -20,7 +19,6 @@ type rendering struct {
 	lines map[string][]line
 }
 
-// render returns the kernel's form of the chains of a ruleset.
 func (n names) render(rs *ruleset.Ruleset, f ruleset.Family) (*chains, error) {
 	r := &rendering{names: n, rs: rs, family: f, lines: map[string][]line{}}
 	all := &chains{lines: r.lines, entries: map[string][]string{}}
@@ -49,7 +47,6 @@ func (r *rendering) chain(name string) error {
 	return nil
 }
 
-// writer returns a writer of a chain of the kernel.
 func (r *rendering) writer(hook ruleset.Hook, chain string) *writer {
 	if r.lines[chain] == nil {
 		r.lines[chain] = []line{}
@@ -70,7 +67,6 @@ func (r *rendering) mapOf(rule *ruleset.Rule) (m *ruleset.Map, field string) {
 	return r.rs.Maps[rule.DestinationMap], "dst"
 }
 
-// writer writes the lines of a chain of the kernel.
 type writer struct {
 	*rendering
 	hook ruleset.Hook
@@ -81,7 +77,6 @@ func (w *writer) add(text, counter string) {
 	w.lines[w.to] = append(w.lines[w.to], line{text, counter})
 }
 
-// goTo writes that packets continue in another chain.
 func (w *writer) goTo(chain string) { w.add("-g "+chain, "") }
 
 // errNested says that iptables cannot have a rule at this place.
@@ -229,7 +224,6 @@ func (w *writer) dispatch(m *ruleset.Map, field string, behind *rest) error {
 	return w.writer(w.hook, onward).rules(onward, behind.rules, nil)
 }
 
-// target returns the iptables target for a matching packet.
 func (w *writer) target(rule *ruleset.Rule, behind *rest) (string, error) {
 	switch rule.Verdict {
 	case ruleset.Continue:

@@ -86,7 +86,6 @@ func (w *writer) conditions(r *ruleset.Rule) []string {
 	return all
 }
 
-// product returns each text with each word appended.
 func product(texts, words []string) []string {
 	var all []string
 	for _, t := range texts {
@@ -117,7 +116,6 @@ func each(before string, words []string) []string {
 // neighborDiscovery and multicastListener match the messages of the conditions of these names.
 var neighborDiscovery, multicastListener = icmpv6(255, 133, 134, 135, 136, 137), icmpv6(1, 130, 131, 132, 143)
 
-// icmpv6 matches types of messages with a hop limit.
 func icmpv6(hops int, types ...int) []string {
 	var all []string
 	for _, kind := range types {
@@ -126,7 +124,6 @@ func icmpv6(hops int, types ...int) []string {
 	return all
 }
 
-// ports returns the conditions of destination ports.
 func ports(p ruleset.Protocol, all []ruleset.PortRange) []string {
 	if len(all) == 1 {
 		return []string{fmt.Sprintf("-m %s --dport %s", p, portText(all[0]))}
@@ -156,7 +153,6 @@ func portText(r ruleset.PortRange) string {
 // maxComment is the longest comment of iptables (XT_MAX_COMMENT_LEN without its end).
 const maxComment = 255
 
-// comment returns the match comment with a text.
 func comment(text string) string {
 	if len(text) > maxComment {
 		text = strings.ToValidUTF8(text[:maxComment], "")

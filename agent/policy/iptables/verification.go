@@ -64,7 +64,6 @@ func (c *chains) compare(have *chains) error {
 	return nil
 }
 
-// list lists the chains, rules and entries.
 func (c *chains) list() (all []string) {
 	for _, name := range slices.Sorted(maps.Keys(c.lines)) {
 		all = append(all, "chain "+name)
@@ -152,7 +151,6 @@ func (t *Table) count(ctx context.Context, of *applied, texts *[2][]byte) (map[s
 	return all, nil
 }
 
-// add adds the counts of rules to the counters that they name.
 func add(all map[string]ruleset.Count, lines map[string][]line, counted counts) {
 	for name, rules := range lines {
 		for i, l := range rules {

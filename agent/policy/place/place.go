@@ -145,7 +145,6 @@ type link struct {
 	isPort    bool
 }
 
-// namespace has the interfaces of a pod.
 type namespace struct {
 	links []link
 	// id is the node's number for the namespace, -1 if there is none.
@@ -207,7 +206,6 @@ func IsNode(netns string) (bool, error) {
 	return is, nil
 }
 
-// isOfPlugin reports whether a CNI plugin made a link.
 func isOfPlugin(l netlink.Link, names []string) bool {
 	attrs := l.Attrs()
 	if attrs.Flags&net.FlagLoopback != 0 {
@@ -227,7 +225,6 @@ func isOfPlugin(l netlink.Link, names []string) bool {
 	}
 }
 
-// linkAddresses lists a link's addresses.
 func linkAddresses(l netlink.Link) ([]netip.Addr, error) {
 	found, err := netlinksafe.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {

@@ -68,7 +68,6 @@ func ipWord(r *Rule) string {
 	return "ip"
 }
 
-// conditionWords returns the conditions of a rule in the syntax of nft.
 func conditionWords(c *Chain, r *Rule) []string {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }

@@ -102,7 +102,6 @@ func (w *Walker) Walk(p Packet) Decision {
 	return d
 }
 
-// place is a chain and its next rule.
 type place struct {
 	chain *Chain
 	next  int
@@ -148,7 +147,6 @@ func (w *Walker) run(base *Chain, p Packet, path *[]Step) (Verdict, *Rule) {
 	}
 }
 
-// apply returns the verdict of a rule on a packet, and whether it matches.
 func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, matches bool) {
 	if r.Family != AnyFamily && r.Family != FamilyOf(p.Source) {
 		return 0, "", false
@@ -217,7 +215,6 @@ func (s *Set) has(a netip.Addr) bool {
 	return false
 }
 
-// isIn reports whether a sorted list has an element.
 func isIn[E any](e E, all []E, compare func(a, b E) int) bool {
 	_, found := slices.BinarySearchFunc(all, e, compare)
 	return found

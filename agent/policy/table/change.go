@@ -14,10 +14,11 @@ import (
 // whole returns the change from any table in the kernel to a ruleset's table: it makes new objects
 // under other names, changes the base chains to them, and then removes the old objects.
 func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.Change, *applied) {
-	after := newApplied(rs, next(have))
-	if anew {
-		after.names = ""
+	var n names
+	if !anew {
+		n = next(have)
 	}
+	after := newApplied(rs, n)
 	return nftables.Replacement(have, after.table(), anew), after
 }
 
@@ -46,7 +47,7 @@ func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applie
 		all.Made.Sets = append(all.Made.Sets, n.setOf(rs.Sets[name]))
 	}
 	for _, name := range missing(after.constants, before.constants) {
-		all.Made.Sets = append(all.Made.Sets, n.constant(after.constants[name]))
+		all.Made.Sets = append(all.Made.Sets, after.constants[name])
 	}
 	for _, name := range missing(rs.Maps, old.Maps) {
 		all.Made.Sets = append(all.Made.Sets, n.mapOf(rs.Maps[name]))
@@ -74,9 +75,7 @@ func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applie
 	for _, name := range missing(old.Sets, rs.Sets) {
 		all.Gone.Sets = append(all.Gone.Sets, n.of(name))
 	}
-	for _, name := range missing(before.constants, after.constants) {
-		all.Gone.Sets = append(all.Gone.Sets, n.of(name))
-	}
+	all.Gone.Sets = append(all.Gone.Sets, missing(before.constants, after.constants)...)
 	for _, name := range missing(before.counters, after.counters) {
 		all.Gone.Objects = append(all.Gone.Objects, nftables.NewCounter(name))
 	}
