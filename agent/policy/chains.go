@@ -45,12 +45,12 @@ type sideKey struct {
 
 // sweep drops the chains and sets that nothing needs.
 func (x *Index) sweep(inPods, onNode *contents) {
-	maps.DeleteFunc(x.chains, func(name string, _ *chain) bool { return inPods.Chains[name] == nil && onNode.Chains[name] == nil })
+	maps.DeleteFunc(x.chains, func(name string, _ *chain) bool { return onNode.Chains[name] == nil && inPods.Chains[name] == nil })
 	maps.DeleteFunc(x.sides, func(_ sideKey, e *chain) bool { return x.chains[e.Name] != e })
-	maps.DeleteFunc(x.ranges, func(name string, _ *ruleset.Set) bool { return inPods.Sets[name] == nil && onNode.Sets[name] == nil })
+	maps.DeleteFunc(x.ranges, func(name string, _ *ruleset.Set) bool { return onNode.Sets[name] == nil && inPods.Sets[name] == nil })
 	for _, p := range x.peers {
 		for _, c := range p.collections {
-			if inPods.collections[c.name] == nil && onNode.collections[c.name] == nil {
+			if onNode.collections[c.name] == nil && inPods.collections[c.name] == nil {
 				x.drop(c)
 			}
 		}
@@ -62,14 +62,17 @@ func (x *Index) choose(l *local) {
 	if l.pod == nil || l.Ungoverned {
 		return
 	}
-	for _, i := range slices.Concat(x.policies[""], x.policies[l.Namespace]) {
-		if !x.selects(i, l) {
-			continue
-		}
-		for _, d := range ruleset.Directions {
-			if i.side(d) != nil {
-				list := &l.selected(d).tiers[i.position()]
-				*list = append(*list, i)
+	for _, policies := range [][]*intent{x.policies[""], x.policies[l.Namespace]} {
+		for _, i := range policies {
+			if !x.selects(i, l) {
+				continue
+			}
+			tier := i.position()
+			if i.ingress != nil {
+				l.ingress.tiers[tier] = append(l.ingress.tiers[tier], i)
+			}
+			if i.egress != nil {
+				l.egress.tiers[tier] = append(l.egress.tiers[tier], i)
 			}
 		}
 	}
@@ -106,20 +109,19 @@ func (x *Index) combine(s *selected, pod *Pod, d ruleset.Direction, family rules
 	if s.isEmpty() {
 		return nil
 	}
-	policies := s.policies()
-	for _, i := range policies {
+	for i := range s.policies() {
 		if d == ruleset.Ingress && len(i.ingress.names) > 0 {
 			return x.combineAnew(s, pod, d, family)
 		}
 	}
-	key := combinationKey{d, family, hashPolicies(policies)}
+	key := combinationKey{d, family, s.hash()}
 	for _, known := range x.combinations[key] {
-		if slices.Equal(known.policies, policies) && (known.chain == nil || x.chains[known.chain.Name] == known.chain) {
+		if slices.EqualFunc(known.tiers[:], s.tiers[:], slices.Equal[[]*intent]) && (known.chain == nil || x.chains[known.chain.Name] == known.chain) {
 			return known.chain
 		}
 	}
 	e := x.combineAnew(s, pod, d, family)
-	x.combinations[key] = append(x.combinations[key], combination{policies, e})
+	x.combinations[key] = append(x.combinations[key], combination{s.tiers, e})
 	return e
 }
 
@@ -130,14 +132,14 @@ type combinationKey struct {
 }
 
 type combination struct {
-	policies []*intent
-	chain    *chain
+	tiers [3][]*intent
+	chain *chain
 }
 
-func hashPolicies(policies []*intent) uint64 {
+func (s *selected) hash() uint64 {
 	var h maphash.Hash
 	h.SetSeed(ownerSeed)
-	for _, i := range policies {
+	for i := range s.policies() {
 		maphash.WriteComparable(&h, i)
 	}
 	return h.Sum64()

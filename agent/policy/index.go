@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -119,7 +120,17 @@ type selected struct {
 	}
 }
 
-func (s *selected) policies() []*intent { return slices.Concat(s.tiers[:]...) }
+func (s *selected) policies() iter.Seq[*intent] {
+	return func(yield func(*intent) bool) {
+		for _, tier := range s.tiers {
+			for _, i := range tier {
+				if !yield(i) {
+					return
+				}
+			}
+		}
+	}
+}
 
 func (s *selected) isEmpty() bool { return len(s.tiers[0])+len(s.tiers[1])+len(s.tiers[2]) == 0 }
 
@@ -429,7 +440,7 @@ func (x *Index) Selecting(uid types.UID) map[ruleset.Direction][]ruleset.Origin 
 	all := map[ruleset.Direction][]ruleset.Origin{}
 	if l := x.locals[uid]; l != nil {
 		for _, d := range ruleset.Directions {
-			for _, i := range l.selected(d).policies() {
+			for i := range l.selected(d).policies() {
 				all[d] = append(all[d], ruleset.Origin{Kind: i.kind, NamespacedName: i.NamespacedName, Direction: d, Tier: i.tier})
 			}
 		}

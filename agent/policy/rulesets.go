@@ -395,6 +395,10 @@ func (r *contents) addSets(lists ...[]*ruleset.Set) {
 // objects.
 func (r *contents) current(last *ruleset.Ruleset) *ruleset.Ruleset {
 	next := r.Ruleset
+	if r.isNew {
+		next = &ruleset.Ruleset{Sets: make(map[string]*ruleset.Set, len(r.Sets)+len(r.collections)), Maps: r.Maps, Chains: r.Chains}
+		maps.Copy(next.Sets, r.Sets)
+	}
 	for name, c := range r.collections {
 		if set := c.current(); next.Sets[name] != set {
 			if next == r.Ruleset {
