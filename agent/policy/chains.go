@@ -214,8 +214,8 @@ func isolation(d ruleset.Direction) ruleset.Rule {
 	return ruleset.Rule{Verdict: ruleset.Drop, Counter: "isolation-" + strings.ToLower(string(d)), Origin: &ruleset.Origin{Direction: d}}
 }
 
-// policyChain returns the chain of a NetworkPolicy. Pods share the chain unless the same port name has
-// different numbers on them.
+// policyChain returns the chain of a NetworkPolicy. Pods share the chain unless the same port name
+// has different numbers on them.
 func (x *Index) policyChain(i *intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	s := i.side(d)
 	if d == ruleset.Ingress && len(s.names) > 0 {
@@ -230,8 +230,8 @@ func (x *Index) policyChain(i *intent, pod *Pod, d ruleset.Direction, family rul
 	return e
 }
 
-// tierChain returns the chain of policies in their order. A packet returns from the chain if no rule
-// decides, or if a rule passes it to the next tier.
+// tierChain returns the chain of policies in their order. A packet returns from the chain if no
+// rule decides, or if a rule passes it to the next tier.
 func (x *Index) tierChain(prefix string, policies []*intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	var identity, content strings.Builder
 	resolved := make([]map[portName][]uint32, len(policies))

@@ -76,7 +76,8 @@ type Index struct {
 	// stale says that chains and maps may have changed; otherwise only sets have changed.
 	stale                bool
 	nodeAddress, nodeDNS [2]*ruleset.Set
-	// onNode has the contents of the node's ruleset, nil if no pod is governed; node is the last ruleset.
+	// onNode has the contents of the node's ruleset, nil if no pod is governed; node is the last
+	// ruleset.
 	onNode *contents
 	node   *ruleset.Ruleset
 
@@ -362,8 +363,8 @@ func (x *Index) shown(l *local, pod *Pod) {
 	}
 }
 
-// SetLocal adds a pod of this node, or replaces the pod of the same UID, and keeps its lists. If several pods have the
-// same address, its packets belong to the pod that was added last.
+// SetLocal adds a pod of this node, or replaces the pod of the same UID, and keeps its lists. If
+// several pods have the same address, its packets belong to the pod that was added last.
 func (x *Index) SetLocal(given Local) {
 	l := x.locals[given.UID]
 	if l == nil {

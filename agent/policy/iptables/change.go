@@ -23,8 +23,8 @@ type chains struct {
 	entries map[string][]string
 }
 
-// haveSameRules reports whether two rulesets have the same rules in the kernel: pods came to or left
-// known chains, and sets whose elements are not in the rules themselves.
+// haveSameRules reports whether two rulesets have the same rules in the kernel: pods came to or
+// left known chains, and sets whose elements are not in the rules themselves.
 func haveSameRules(old, rs *ruleset.Ruleset) bool {
 	sameTargets := func(a, b *ruleset.Map) bool { return a == b || slices.Equal(targets(a), targets(b)) }
 	if old == nil || !maps.Equal(old.Chains, rs.Chains) || !maps.EqualFunc(old.Maps, rs.Maps, sameTargets) {

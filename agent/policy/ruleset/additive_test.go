@@ -38,7 +38,7 @@ func TestAdditive(t *testing.T) {
 	governed := &ruleset.Map{Name: "ingress4", Family: ruleset.IPv4, Chains: map[netip.Addr]string{addr("10.0.2.2"): "i-server", addr("10.0.2.3"): "i-server"}}
 	for _, tc := range []struct {
 		name string
-		// on has the changes of isolated that both rulesets have; old and now are the objects that differ.
+		// on has the changes of isolated that both rulesets have; old and now have what differs.
 		// back says whether the change of now to old is additive.
 		on         *ruleset.Chain
 		old, now   []any

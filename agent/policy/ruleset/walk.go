@@ -177,8 +177,8 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 	return r.Verdict, r.Target, true
 }
 
-// lookups are the conditions of rules by sets, each with the fields of a packet that the set has, in
-// the syntax of nft.
+// lookups are the conditions of rules by sets, each with the fields of a packet that the set has,
+// in the syntax of nft.
 var lookups = [...]struct {
 	fields string
 	set    func(*Rule) string

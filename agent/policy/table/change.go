@@ -27,7 +27,9 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 // set or map.
 func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
 	old, n := before.rs, before.names
-	sets, maps, chains := changed(old.Sets, rs.Sets), changed(old.Maps, rs.Maps), changed(old.Chains, rs.Chains)
+	newSets, sets, goneSets := compare(old.Sets, rs.Sets)
+	newMaps, maps, goneMaps := compare(old.Maps, rs.Maps)
+	newChains, chains, goneChains := compare(old.Chains, rs.Chains)
 	if !slices.EqualFunc(old.Bases(), rs.Bases(), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) ||
 		slices.ContainsFunc(sets, func(name string) bool {
 			return old.Sets[name].Kind != rs.Sets[name].Kind || old.Sets[name].Family != rs.Sets[name].Family
@@ -37,22 +39,21 @@ func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applie
 	}
 	// The same rules, made anew.
 	chains = slices.DeleteFunc(chains, func(name string) bool { return reflect.DeepEqual(old.Chains[name].Rules, rs.Chains[name].Rules) })
-	came, gone := missing(rs.Chains, old.Chains), missing(old.Chains, rs.Chains)
 	after := &applied{rs, n, before.constants, before.counters}
-	if len(chains)+len(came)+len(gone) > 0 {
+	if len(chains)+len(newChains)+len(goneChains) > 0 {
 		after = newApplied(rs, n)
 	}
 	all := &nftables.Change{Made: nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: missing(after.counters, before.counters)}}
-	for _, name := range missing(rs.Sets, old.Sets) {
+	for _, name := range newSets {
 		all.Made.Sets = append(all.Made.Sets, n.setOf(rs.Sets[name]))
 	}
 	for _, name := range missing(after.constants, before.constants) {
 		all.Made.Sets = append(all.Made.Sets, after.constants[name])
 	}
-	for _, name := range missing(rs.Maps, old.Maps) {
+	for _, name := range newMaps {
 		all.Made.Sets = append(all.Made.Sets, n.mapOf(rs.Maps[name]))
 	}
-	for _, name := range came {
+	for _, name := range newChains {
 		all.Made.Chains = append(all.Made.Chains, n.chainOf(rs.Chains[name]))
 	}
 	for _, name := range chains {
@@ -66,13 +67,13 @@ func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applie
 	for _, name := range maps {
 		all.Sets = append(all.Sets, n.mapChange(old.Maps[name], rs.Maps[name]))
 	}
-	for _, name := range gone {
+	for _, name := range goneChains {
 		all.Gone.Chains = append(all.Gone.Chains, n.chain(old.Chains[name]))
 	}
-	for _, name := range missing(old.Maps, rs.Maps) {
+	for _, name := range goneMaps {
 		all.Gone.Maps = append(all.Gone.Maps, n.of(name))
 	}
-	for _, name := range missing(old.Sets, rs.Sets) {
+	for _, name := range goneSets {
 		all.Gone.Sets = append(all.Gone.Sets, n.of(name))
 	}
 	all.Gone.Sets = append(all.Gone.Sets, missing(before.constants, after.constants)...)
@@ -116,14 +117,19 @@ func (n names) mapChange(old, want *ruleset.Map) nftables.SetChange {
 	}
 }
 
-// changed lists the names whose objects are not the same pointer, in order.
-func changed[V any](old, want map[string]*V) []string {
-	var all []string
+// compare lists the names of objects that came, are another pointer and went, in order.
+func compare[V any](old, want map[string]*V) (came, changed, gone []string) {
 	for name, v := range want {
-		if have := old[name]; have != nil && have != v {
-			all = append(all, name)
+		if have := old[name]; have == nil {
+			came = append(came, name)
+		} else if have != v {
+			changed = append(changed, name)
 		}
 	}
-	slices.Sort(all)
-	return all
+	if len(old)+len(came) != len(want) {
+		gone = missing(old, want)
+	}
+	slices.Sort(came)
+	slices.Sort(changed)
+	return came, changed, gone
 }
