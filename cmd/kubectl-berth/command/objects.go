@@ -24,6 +24,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/virtualmachine"
@@ -110,18 +111,42 @@ func (c *Call) objects(resource schema.GroupVersionResource, namespace string) m
 	return c.Metadata.Resource(resource).Namespace(namespace)
 }
 
-// Between finds the objects between pods and their workloads.
+// Request reads the requests of pods, as the scheduler does. It asks for the objects of which many
+// pods are once.
+func (c *Call) Request(ctx context.Context, reader podrequest.Reader) func(pod *v1.Pod) (ipam.Request, error) {
+	between, namespaces := c.Between(ctx), c.named(ctx, "Namespace")
+	return func(pod *v1.Pod) (ipam.Request, error) {
+		return ipam.RequestOfPod(reader, pod, between, func(name string) (metav1.Object, error) { return namespaces("", name) })
+	}
+}
+
+// Between finds the objects between pods and their workloads, and asks for each once.
 func (c *Call) Between(ctx context.Context) podrequest.Between {
-	get := func(resource schema.GroupVersionResource) podrequest.Getter {
-		return func(namespace, name string) (metav1.Object, error) {
-			return c.objects(resource, namespace).Get(ctx, name, metav1.GetOptions{})
+	return podrequest.Between{
+		ReplicaSet: c.named(ctx, "ReplicaSet"), Job: c.named(ctx, "Job"), StatefulSet: c.named(ctx, "StatefulSet"), Pod: c.named(ctx, "Pod"),
+		VirtualMachineInstance: c.once(ctx, virtualmachine.Resource),
+	}
+}
+
+func (c *Call) named(ctx context.Context, kind string) podrequest.Getter {
+	resource, _, _ := target.Resource(kind)
+	return c.once(ctx, resource)
+}
+
+func (c *Call) once(ctx context.Context, resource schema.GroupVersionResource) podrequest.Getter {
+	known := map[string]metav1.Object{}
+	return func(namespace, name string) (metav1.Object, error) {
+		key := namespace + "/" + name
+		if object := known[key]; object != nil {
+			return object, nil
 		}
+		object, err := c.objects(resource, namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		known[key] = object
+		return object, nil
 	}
-	of := func(kind string) podrequest.Getter {
-		resource, _, _ := target.Resource(kind)
-		return get(resource)
-	}
-	return podrequest.Between{ReplicaSet: of("ReplicaSet"), Job: of("Job"), StatefulSet: of("StatefulSet"), Pod: of("Pod"), VirtualMachineInstance: get(virtualmachine.Resource)}
 }
 
 // follow calls do with each event after a resource version until ctx ends, which is no

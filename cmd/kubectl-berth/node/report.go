@@ -32,7 +32,7 @@ the Role berth-diagnosis of Berth's namespace. Without it the command says so, a
 const examples = `  # Is all well on node7?
   kubectl berth node node7
 
-  # The pods with floating IPs that a drain moves
+  # The pods with floating IPs on it
   kubectl berth node node7 -o jsonpath='{range .addresses[*]}{.pod}{"\n"}{end}'`
 
 type report struct {

@@ -30,7 +30,12 @@ import (
 )
 
 const poolLong = `Shows how full the pools are, from their status, which berth-controller keeps. With a
-name it draws the addresses of that pool, from the FloatingIPs.`
+name it draws the addresses of that pool, from the FloatingIPs.
+
+With --without it says what does not fit if nodes leave: of each address that a pod, a Service, an IPClaim or a node has
+there, whether a node that stays can have it, as the scheduler and the controller decide. Moves: one can, or it has another
+address for the pod. Pending: none. Stays: it goes with its node. An address that its pod gives up counts as free, whatever
+the cooldown of its pool. ` + notJudged
 
 const poolExamples = `  # All pools
   kubectl berth pool
@@ -39,7 +44,10 @@ const poolExamples = `  # All pools
   kubectl berth pool web
 
   # Follow them
-  kubectl berth pool -w`
+  kubectl berth pool -w
+
+  # What does not fit without these nodes?
+  kubectl berth pool --without node3,node4`
 
 // Pool is a pool as the command prints it with -o json.
 type Pool struct {
@@ -57,18 +65,29 @@ type Pool struct {
 
 // NewPool returns the command pool.
 func NewPool() command.Command {
+	var leaving []string
 	return command.Command{
-		Use: "pool [NAME]", Aliases: []string{"pools"}, Short: "Shows how full pools are, or one as a map", Long: poolLong, Example: poolExamples,
-		Args: command.AtMost(1), Names: "IPPool",
+		Use: "pool [NAME…]", Aliases: []string{"pools"}, Short: "Shows how full pools are, one as a map, or what does not fit without nodes", Long: poolLong, Example: poolExamples,
+		Args: command.AtLeast(0), Names: "IPPool", Found: "with --without, an address would have no node, or a pod no address",
 		Watch: "Print another line whenever a pool's status changes.",
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringSliceVar(&leaving, "without", nil, "Say what does not fit if these nodes leave.")
+		},
+		CompleteFlags: map[string]command.Completion{"without": command.Names("Node")},
 		Prepare: func(call *command.Call) error {
-			if call.Watching && len(call.Args) > 0 {
-				return errors.New("--watch follows the counts of all pools: give no name")
+			switch {
+			case call.Watching && len(call.Args)+len(leaving) > 0:
+				return errors.New("--watch follows the counts of all pools: give no name, and no --without")
+			case len(call.Targets) > 1 && len(leaving) == 0:
+				return errors.New("a map is of one pool: name one, or add --without NODE")
 			}
 			return nil
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			if len(call.Args) == 0 {
+			switch {
+			case len(leaving) > 0:
+				return without(ctx, call, leaving)
+			case len(call.Args) == 0:
 				return all(ctx, call)
 			}
 			f, err := look(ctx, call)
