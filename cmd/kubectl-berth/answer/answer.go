@@ -32,10 +32,8 @@ const APIVersion = "cli.berth.dev/v1alpha1"
 
 // Exit codes of the plugin besides 0.
 const (
-	// Failed: the command could not do its work.
-	Failed = 1
-	// Found: the command did its work and found something that the user must act on.
-	Found = 2
+	Failed = 1 // the command could not do its work
+	Found  = 2 // the command did its work and found something that the user must act on
 )
 
 // FindingsError is the error of a command that did its work and found something that the user
@@ -56,7 +54,6 @@ func Outcome(findings int, unknown []string) error {
 	return nil
 }
 
-// Answer is the output of a command.
 type Answer struct {
 	// Table is for people. Its rows and [Answer.Names] need not correspond.
 	Table *Table
@@ -77,7 +74,6 @@ func (a *Answer) Tell(format string, args ...any) *Answer {
 	return a
 }
 
-// Format is the output format that the user chose.
 type Format struct {
 	print     *genericclioptions.PrintFlags
 	noHeaders bool
@@ -97,7 +93,6 @@ func NewFormat() *Format { return &Format{print: genericclioptions.NewPrintFlags
 // Formats are the values of -o without a template.
 var Formats = []string{"wide", "json", "yaml", "name", "jsonpath=", "jsonpath-file=", "go-template=", "go-template-file="}
 
-// AddFlags adds -o and --no-headers.
 func (f *Format) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVarP(f.print.OutputFormat, "output", "o", "", "Output format: wide, json, yaml, name, jsonpath=…, jsonpath-file=…, go-template=…, go-template-file=….")
 	flags.BoolVar(&f.noHeaders, "no-headers", false, "Print no headers.")
@@ -195,7 +190,6 @@ func (a *Answer) object() (*unstructured.Unstructured, error) {
 	return object, nil
 }
 
-// Table is rows below columns.
 type Table struct{ metav1.Table }
 
 // NewTable returns a table with these columns. A column whose name begins with "+" is for -o
@@ -267,17 +261,14 @@ func Age(at *metav1.Time, now time.Time) string {
 	return duration.HumanDuration(now.Sub(at.Time))
 }
 
-// Problem needs somebody.
 type Problem struct {
 	Text string `json:"text"`
 	// Command is the one to go on with.
 	Command string `json:"command,omitempty"`
 }
 
-// Problems are what a command found.
 type Problems []Problem
 
-// Add adds one.
 func (p *Problems) Add(command, format string, args ...any) {
 	*p = append(*p, Problem{Text: fmt.Sprintf(format, args...), Command: command})
 }

@@ -41,7 +41,6 @@ import (
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
-// Options of an audit.
 type Options struct {
 	// Grace is how long something must be wrong, without a change, to be a finding. Berth
 	// itself needs some time after each change.
@@ -80,7 +79,6 @@ func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
 	return New(clients, options), errors.Join(errs[:]...)
 }
 
-// New returns an Auditor.
 func New(clients reclaim.Clients, options Options) *Auditor {
 	if options.Progress == nil {
 		options.Progress = func(string, int) {}
@@ -91,12 +89,10 @@ func New(clients reclaim.Clients, options Options) *Auditor {
 	return &Auditor{clients: clients, options: options, late: poolstatus.Late + 5*time.Second}
 }
 
-// Report has the results of an audit.
 type Report struct {
 	// Findings in the order of their codes.
 	Findings []Finding
-	// Unknown lists open questions, and why they are open.
-	Unknown []string
+	Unknown  []string
 	// Held are the addresses that pods on nodes have.
 	Held iter.Seq[*v1alpha1.FloatingIP]
 	// Addresses, Pods and Pools count the compared objects. Pods counts pods with addresses.

@@ -31,8 +31,7 @@ type objects struct {
 	// podsByName has a pod for each Pod that has to do with addresses.
 	podsByName cache.Store
 	// agents are the agents' pods; nil if they were not asked for.
-	agents cache.Indexer
-	// namespace of Berth's programs.
+	agents    cache.Indexer
 	namespace string
 }
 

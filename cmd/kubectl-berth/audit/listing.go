@@ -42,7 +42,6 @@ type kind struct {
 	slim func(object runtime.Object) any
 }
 
-// reader reads objects of one kind.
 type reader[L, T runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Get(ctx context.Context, name string, options metav1.GetOptions) (T, error)
@@ -366,7 +365,6 @@ func repeat[S, T ~string](first S, others ...*T) {
 	}
 }
 
-// whole returns a Pod with the fields that are known.
 func (p *pod) whole() *v1.Pod {
 	whole := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: p.key.Name, UID: p.uid},

@@ -51,8 +51,7 @@ type report struct {
 	// Speakers counts the pods of berth-speaker that were asked.
 	Speakers int       `json:"speakers"`
 	Sessions []session `json:"sessions"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Unknown  []string  `json:"unknown,omitempty"`
 }
 
 // session is one of a node. With an address there are those of nodes that carry it.
@@ -61,7 +60,6 @@ type session struct {
 	status.Peer
 }
 
-// New returns the command bgp.
 func New() command.Command {
 	var only string
 	return command.Command{
@@ -109,7 +107,6 @@ func (r *report) show(ctx context.Context, call *command.Call, node string, addr
 	return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
 }
 
-// Ask returns what the speaker in a pod says.
 func Ask(ctx context.Context, port command.Port, pod *v1.Pod) (*status.Status, error) {
 	node := pod.Spec.NodeName
 	return command.AskJSON[status.Status](ctx, port, agentport.Question{

@@ -44,7 +44,6 @@ type options struct {
 	wire   bool
 }
 
-// New returns the command check.
 func New() command.Command {
 	o := &options{}
 	return command.Command{
@@ -60,20 +59,15 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
 }
 
-// Report is the content of -o json.
 type Report struct {
-	// Time is when the check ended.
-	Time time.Time `json:"time"`
-	// Addresses, Pods and Pools count the compared objects.
+	Time      time.Time       `json:"time"`
 	Addresses int             `json:"addresses"`
 	Pods      int             `json:"pods"`
 	Pools     int             `json:"pools"`
 	Findings  []audit.Finding `json:"findings"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Unknown   []string        `json:"unknown,omitempty"`
 }
 
-// Kind of a Report.
 const Kind = "CheckReport"
 
 func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {

@@ -61,7 +61,6 @@ type releasing struct {
 	reported []freeing.Release
 }
 
-// NewRelease returns the command release.
 func NewRelease() command.Command {
 	o := &releasing{}
 	return command.Command{

@@ -68,7 +68,6 @@ type reserving struct {
 	refused error
 }
 
-// NewReserve returns the command reserve.
 func NewReserve() command.Command {
 	o := &reserving{}
 	return command.Command{
@@ -107,7 +106,6 @@ func (o *reserving) prepare(call *command.Call) (err error) {
 
 const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.`
 
-// NewUnreserve returns the command unreserve.
 func NewUnreserve() command.Command {
 	o := &reserving{}
 	return command.Command{
@@ -282,13 +280,10 @@ func readTaken(call *command.Call, names []string) ([]netbox.Entry, error) {
 type action int
 
 const (
-	toReserve action = iota
-	// toUnreserve: an earlier inventory had it, and the present one lacks it.
-	toUnreserve
-	// toLeave: nothing is to be done, or can be.
-	toLeave
-	// toRefuse: the inventory says that it is taken, but somebody here has it.
-	toRefuse
+	toReserve   action = iota
+	toUnreserve        // an earlier inventory had it, and the present one lacks it
+	toLeave            // nothing is to be done, or can be
+	toRefuse           // the inventory says that it is taken, but somebody here has it
 )
 
 // move is the action for an address; for a range without any address of a pool.

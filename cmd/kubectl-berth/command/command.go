@@ -40,13 +40,10 @@ type Command struct {
 	Args cobra.PositionalArgs
 	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are
 	// none.
-	Names string
-	// Flags adds flags to the skeleton's flags.
-	Flags func(flags *pflag.FlagSet)
-	// CompleteFlags complete the values of some of these flags.
+	Names         string
+	Flags         func(flags *pflag.FlagSet)
 	CompleteFlags map[string]Completion
-	// Below are its subcommands.
-	Below []Command
+	Below         []Command
 	// Writes: the command changes something in the cluster, and has --dry-run.
 	Writes bool
 	// Found says when the exit code is [answer.Found]; empty: never.
@@ -71,15 +68,13 @@ type Command struct {
 	Run func(ctx context.Context, call *Call) error
 }
 
-// Call is one call of a command.
 type Call struct {
 	*Cluster
 	genericiooptions.IOStreams
 	Args []string
 	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after
 	// Prepare.
-	Targets []target.Target
-	// Watching says that the user gave -w.
+	Targets  []target.Target
 	Watching bool
 	// ForPeople says that the output is a table or text.
 	ForPeople bool
@@ -120,22 +115,18 @@ func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Inte
 	}
 }
 
-// Numbers of arguments.
 var (
 	Exactly = cobra.ExactArgs
 	AtLeast = cobra.MinimumNArgs
 	AtMost  = cobra.MaximumNArgs
 )
 
-// Completion completes words, by the cluster's objects.
 type Completion func(of *Cluster) cobra.CompletionFunc
 
-// Names completes names of a kind.
 func Names(kind string) Completion {
 	return func(of *Cluster) cobra.CompletionFunc { return of.completes(kind, nil) }
 }
 
-// Words completes one of some words.
 func Words(all ...string) Completion {
 	return func(*Cluster) cobra.CompletionFunc {
 		return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
@@ -145,7 +136,6 @@ func Words(all ...string) Completion {
 	}
 }
 
-// New returns the command for cobra.
 func (c Command) New(of *Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	if c.Args == nil {
 		c.Args = cobra.NoArgs

@@ -30,7 +30,6 @@ import (
 	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
-// Pools lists all pools.
 func (c *Call) Pools(ctx context.Context) ([]*v1alpha1.IPPool, error) {
 	list, err := c.Berth.IPPools.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -98,7 +97,6 @@ func EachLog(pods []v1.Pod, do func(pod *v1.Pod, of v1.PodLogOptions) error) err
 	return nil
 }
 
-// LastSeen returns when an event happened last.
 func LastSeen(event *v1.Event) *metav1.Time {
 	if event.Series != nil {
 		return &metav1.Time{Time: event.Series.LastObservedTime.Time}

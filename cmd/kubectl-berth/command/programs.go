@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
-// Ports asks Berth's programs.
 func (c *Call) Ports() *agentport.Ports { return &agentport.Ports{Kube: c.Kube, Namespace: c.System} }
 
 // Programs returns the pods of one of Berth's programs, of one node or, where that is empty, of
@@ -44,12 +43,10 @@ func (c *Call) Programs(ctx context.Context, selector, node string) ([]*v1.Pod, 
 	return pods, nil
 }
 
-// Port asks a program.
 type Port interface {
 	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
 }
 
-// AskJSON returns the answer of a program. Blocking.
 func AskJSON[A any](ctx context.Context, port Port, q agentport.Question) (*A, error) {
 	text, err := port.Ask(ctx, q)
 	if err != nil {
@@ -144,7 +141,6 @@ func (p *Progress) Doing(text func() string) {
 	p.doing = text
 }
 
-// Say prints something at once.
 func (p *Progress) Say(format string, args ...any) {
 	p.Doing(func() string { return "" })
 	fmt.Fprintf(p.out, format+"\n", args...)

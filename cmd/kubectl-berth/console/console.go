@@ -46,7 +46,6 @@ type options struct {
 	writes bool
 }
 
-// New returns the command console.
 func New() command.Command {
 	o := &options{}
 	return command.Command{

@@ -56,7 +56,6 @@ type options struct {
 	lines int64
 }
 
-// New returns the command dump.
 func New() command.Command {
 	o := &options{}
 	return command.Command{
@@ -288,7 +287,6 @@ func scrubPodSpec(object map[string]any, field string) {
 	object[field] = left
 }
 
-// only returns some of the fields.
 func only(all map[string]any, names []string) map[string]any {
 	left := map[string]any{}
 	for _, name := range names {

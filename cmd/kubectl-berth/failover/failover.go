@@ -49,18 +49,14 @@ const examples = `  # Which nodes are lost, and what waits?
   # The addresses that wait, for a program
   kubectl berth failover -o jsonpath='{range .waiting[*]}{.address} {.macs}{"\n"}{end}'`
 
-// Report is the content of -o json.
 type Report struct {
 	// Failover is what the replica of berth-failover says that acts; missing where none does.
 	Failover *status.Status `json:"failover,omitempty"`
-	// Replicas counts the pods of berth-failover.
-	Replicas int       `json:"replicas"`
-	Waiting  []waiting `json:"waiting"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Replicas int            `json:"replicas"`
+	Waiting  []waiting      `json:"waiting"`
+	Unknown  []string       `json:"unknown,omitempty"`
 }
 
-// kind of a Report.
 const kind = "FailoverReport"
 
 // waiting is an address that a pod is to have on a node, where the node does not answer for it.
@@ -71,7 +67,6 @@ type waiting struct {
 	inquiry.UnansweredAddress
 }
 
-// New returns the command failover.
 func New() command.Command {
 	return command.Command{
 		Use: "failover", Short: "Shows lost nodes and their pods that move, and addresses that wait for another host", Long: long, Example: examples,

@@ -41,16 +41,12 @@ const statusExamples = `  # All at a glance
   kubectl berth status -o jsonpath='{.problems}'`
 
 type status struct {
-	Namespace string    `json:"namespace"`
-	Programs  []program `json:"programs"`
-	// AdmissionPolicies are Berth's ValidatingAdmissionPolicies.
+	Namespace         string                  `json:"namespace"`
+	Programs          []program               `json:"programs"`
 	AdmissionPolicies []audit.AdmissionPolicy `json:"admissionPolicies"`
-	// Pools counts the pools.
-	Pools int `json:"pools"`
-	// Problems need somebody.
-	Problems answer.Problems `json:"problems"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Pools             int                     `json:"pools"`
+	Problems          answer.Problems         `json:"problems"`
+	Unknown           []string                `json:"unknown,omitempty"`
 }
 
 type program struct {
@@ -65,7 +61,6 @@ type program struct {
 	Leader string `json:"leader,omitempty"`
 }
 
-// NewStatus returns the command status.
 func NewStatus() command.Command {
 	return command.Command{
 		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Found: "there is a problem", Programs: true,
@@ -259,7 +254,6 @@ type versions struct {
 	Programs []program `json:"programs,omitempty"`
 }
 
-// NewVersion returns the command version.
 func NewVersion() command.Command {
 	var client bool
 	return command.Command{

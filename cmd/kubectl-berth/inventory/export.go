@@ -43,7 +43,6 @@ const exportExamples = `  # For a spreadsheet
   # What has changed since, by the list that NetBox exports ("Export", "All Data")
   kubectl berth export --pool web -o netbox --netbox addresses.csv > changes.csv`
 
-// Row is an address as export prints it.
 type Row struct {
 	Address       string `json:"address"`
 	Subnet        string `json:"subnet,omitempty"`
@@ -108,7 +107,6 @@ type exporting struct {
 	known []netbox.Entry
 }
 
-// NewExport returns the command export.
 func NewExport() command.Command {
 	o := &exporting{format: "csv"}
 	return command.Command{

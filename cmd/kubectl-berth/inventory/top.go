@@ -40,7 +40,6 @@ const byPools = "pools"
 
 var topKinds = []string{byPools, nodes, namespaces, owners}
 
-// NewTop returns the command top.
 func NewTop() command.Command {
 	var (
 		sort string
@@ -127,7 +126,6 @@ func ofPools(ctx context.Context, call *command.Call) ([]Share, error) {
 	return shares, nil
 }
 
-// Top is the content of -o json.
 type Top struct {
 	By    string  `json:"by"`
 	Items []Share `json:"items"`
@@ -149,14 +147,12 @@ func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 	return a
 }
 
-// Kinds of users.
 const (
 	nodes      = "nodes"
 	namespaces = "namespaces"
 	owners     = "owners"
 )
 
-// Share counts the addresses of one user.
 type Share struct {
 	Name     string `json:"name"`
 	Held     int64  `json:"held"`
@@ -165,7 +161,6 @@ type Share struct {
 	OldestRetained *time.Time `json:"oldestRetained,omitempty"`
 }
 
-// Total is the number of addresses.
 func (s *Share) Total() int64 { return s.Held + s.Retained }
 
 type tally struct {
@@ -173,10 +168,8 @@ type tally struct {
 	shares map[string]*Share
 }
 
-// By returns an empty Tally of nodes, namespaces or owners.
 func By(kind string) *tally { return &tally{by: kind, shares: map[string]*Share{}} }
 
-// Add counts an address that somebody holds or that is retained.
 func (t *tally) Add(ip *v1alpha1.FloatingIP) {
 	state := standing.Of(ip)
 	name := t.nameOf(&ip.Spec)

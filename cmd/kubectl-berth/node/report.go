@@ -48,8 +48,7 @@ type report struct {
 	// Segments are the networks of pools on which the agent hears those of other nodes.
 	Segments []inquiry.Segment `json:"segments,omitempty"`
 	Problems answer.Problems   `json:"problems"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Unknown  []string          `json:"unknown,omitempty"`
 
 	// asked is when the agent answered, by its clock.
 	asked time.Time
@@ -64,7 +63,6 @@ type agent struct {
 	Since    metav1.Time `json:"since"`
 }
 
-// Address is a floating IP that is on the node.
 type Address struct {
 	Address string       `json:"address"`
 	Pool    string       `json:"pool"`
@@ -86,12 +84,10 @@ type Address struct {
 // settled is how long a pod may be bound before its node must carry its addresses.
 const settled = time.Minute
 
-// isLate says whether the node must carry the address by now.
 func (a *Address) isLate(now time.Time) bool {
 	return a.Since != nil && now.Sub(a.Since.Time) > settled
 }
 
-// New returns the command node.
 func New() command.Command {
 	return command.Command{
 		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: long, Example: examples,

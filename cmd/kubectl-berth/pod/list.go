@@ -176,16 +176,13 @@ func (l *look) known(ctx context.Context, namespace string) (*known, error) {
 	return k, nil
 }
 
-// IsGone says whether the pod does not exist or is finished.
 func (k *known) IsGone(_, name, uid string) bool { return ipam.IsGone(k.pods[name], uid) }
 
-// IsTerminating says whether the pod is being deleted.
 func (k *known) IsTerminating(_, name, uid string) bool {
 	pod := k.pods[name]
 	return pod != nil && pod.UID == types.UID(uid) && pod.DeletionTimestamp != nil
 }
 
-// IsLost says whether the pod is being deleted and its node is lost.
 func (k *known) IsLost(_, name, uid string) bool {
 	pod := k.pods[name]
 	return pod != nil && pod.UID == types.UID(uid) && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
@@ -194,5 +191,4 @@ func (k *known) IsLost(_, name, uid string) bool {
 // NeverBound is not known of pods that are gone.
 func (k *known) NeverBound(string) bool { return false }
 
-// Node returns a Node, or nil if there is none.
 func (k *known) Node(name string) *v1.Node { return k.nodes[name] }

@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// Why is the content of -o json.
 type Why struct {
 	Namespace string `json:"namespace"`
 	// Pod or Service is the name of the object.
@@ -37,18 +36,15 @@ type Why struct {
 	// Waits: the pod is not bound, and asks for addresses; the Service has none.
 	Waits bool   `json:"waits"`
 	Says  string `json:"says"`
-	// Cause is what a waiting pod waits for.
-	Cause Cause `json:"cause,omitempty"`
+	Cause Cause  `json:"cause,omitempty"`
 	// Problem is the cause, if one alone is enough.
 	Problem string `json:"problem,omitempty"`
-	// Asks describes the request.
-	Asks string `json:"asks,omitempty"`
+	Asks    string `json:"asks,omitempty"`
 	// Pools are the pools that the pod may use by their names and labels, and Others the number of
 	// others.
-	Pools  []pool `json:"pools,omitempty"`
-	Others int    `json:"otherPools,omitempty"`
-	Nodes  []Node `json:"nodes,omitempty"`
-	// Scheduler is the scheduler's last message.
+	Pools     []pool    `json:"pools,omitempty"`
+	Others    int       `json:"otherPools,omitempty"`
+	Nodes     []Node    `json:"nodes,omitempty"`
 	Scheduler *said     `json:"scheduler,omitempty"`
 	Addresses []address `json:"addresses,omitempty"`
 	Events    []said    `json:"events,omitempty"`
@@ -69,7 +65,6 @@ type pool struct {
 	said ipam.PoolAnswer
 }
 
-// Node says whether Berth has addresses for the pod on nodes.
 type Node struct {
 	Names  []string `json:"names"`
 	Has    bool     `json:"has"`
@@ -82,7 +77,6 @@ type said struct {
 	Text   string       `json:"text"`
 }
 
-// address is an address of a bound pod or of a Service.
 type address struct {
 	Address string `json:"address"`
 	Pool    string `json:"pool,omitempty"`
@@ -390,28 +384,17 @@ func ago(at *metav1.Time, now time.Time) string {
 // the scheduler has one.
 type Cause string
 
-// Causes.
 const (
-	// CauseAddress: the pools that it may use have no address for it.
-	causeAddress Cause = "address"
-	// CauseOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
-	causeOwner Cause = "owner"
-	// CauseNode: nodes have as many addresses as they advertise.
-	causeNode Cause = "node"
-	// CauseAgent: nodes of its pools have no ready agent.
-	causeAgent Cause = "agent"
-	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
-	causeSession Cause = "session"
-	// CausePool: no pool that it may use serves the nodes.
-	causePool Cause = "pool"
-	// CausePod: the pod asks for something wrong.
-	causePod Cause = "pod"
-	// CauseScheduler: Berth's scheduler does not look at it.
-	causeScheduler Cause = "scheduler"
-	// CauseOther: Berth has an address for it, and something else keeps it.
-	causeOther Cause = "other"
-	// CauseUnknown: the user may not read what decides.
-	causeUnknown Cause = "unknown"
+	causeAddress   Cause = "address"   // the pools that it may use have no address for it
+	causeOwner     Cause = "owner"     // its workload or claim may have no more, or keeps addresses for it elsewhere
+	causeNode      Cause = "node"      // nodes have as many addresses as they advertise
+	causeAgent     Cause = "agent"     // nodes of its pools have no ready agent
+	causeSession   Cause = "session"   // nodes of its pools have no established BGP session, and a pool requires one
+	causePool      Cause = "pool"      // no pool that it may use serves the nodes
+	causePod       Cause = "pod"       // the pod asks for something wrong
+	causeScheduler Cause = "scheduler" // Berth's scheduler does not look at it
+	causeOther     Cause = "other"     // Berth has an address for it, and something else keeps it
+	causeUnknown   Cause = "unknown"   // the user may not read what decides
 )
 
 func causeOf(lack ipam.Lack) Cause {
@@ -446,12 +429,10 @@ type Group struct {
 	Pods      []string `json:"pods"`
 	// Since is when the one that waits longest was created.
 	Since metav1.Time `json:"since"`
-	// Why is what is said of one of them.
-	Why  string   `json:"why"`
-	ToDo []string `json:"toDo,omitempty"`
+	Why   string      `json:"why"`
+	ToDo  []string    `json:"toDo,omitempty"`
 }
 
-// NewWaiting returns the command waiting.
 func NewWaiting() command.Command {
 	l := look{}
 	return command.Command{
@@ -479,7 +460,6 @@ func NewWaiting() command.Command {
 	}
 }
 
-// waiting explains the pods that wait for addresses.
 func (l *look) waiting(ctx context.Context) ([]Group, error) {
 	explained := map[kin]*Why{}
 	type key struct {

@@ -51,7 +51,6 @@ const whyExamples = `  kubectl berth why web-0 -n shop
   # Only what the scheduler's code says
   kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
 
-// NewWhy returns the command why.
 func NewWhy() command.Command {
 	var reader podrequest.Reader
 	return command.Command{

@@ -49,7 +49,6 @@ const poolExamples = `  # All pools
   # What does not fit without these nodes?
   kubectl berth pool --without node3,node4`
 
-// Pool is a pool as the command prints it with -o json.
 type Pool struct {
 	Name   string            `json:"name"`
 	Subnet string            `json:"subnet"`
@@ -63,7 +62,6 @@ type Pool struct {
 	Free uint64 `json:"free"`
 }
 
-// NewPool returns the command pool.
 func NewPool() command.Command {
 	var leaving []string
 	return command.Command{
@@ -293,13 +291,11 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	return f, nil
 }
 
-// Map is the content of -o json for one pool.
 type Map struct {
 	Pool
 	poolmap.Terms
 	// Nodes is how many nodes it serves; missing where nodes cannot be read.
-	Nodes *int `json:"nodes,omitempty"`
-	// FreeRanges are the free addresses.
+	Nodes      *int     `json:"nodes,omitempty"`
 	FreeRanges []string `json:"freeRanges"`
 }
 
@@ -381,7 +377,6 @@ const freeExamples = `  # The free ranges of a pool
   # Three free addresses
   kubectl berth free web --number 3 -o name`
 
-// Free is the content of -o json.
 type Free struct {
 	Pool      string       `json:"pool"`
 	Free      uint64       `json:"free"`
@@ -391,7 +386,6 @@ type Free struct {
 
 const mostFree = 65536
 
-// NewFree returns the command free.
 func NewFree() command.Command {
 	first := 0
 	return command.Command{

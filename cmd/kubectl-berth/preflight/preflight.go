@@ -47,7 +47,6 @@ const examples = `  # Before helm install
   # With the image of your registry, and the uplinks of your nodes
   kubectl berth preflight --image registry.example.com/berth/berth-agent:v0.1.0 --uplink 'bond0,ens*f0'`
 
-// kind of a Report.
 const kind = "PreflightReport"
 
 type report struct {
@@ -56,7 +55,6 @@ type report struct {
 	Problems   answer.Problems `json:"problems"`
 }
 
-// Node is a node with what was found there.
 type Node struct {
 	Name string `json:"name"`
 	agentpod.Preflight
@@ -67,7 +65,6 @@ type options struct {
 	timeout             time.Duration
 }
 
-// New returns the command preflight.
 func New() command.Command {
 	var o options
 	var own []v1alpha1.IPPool

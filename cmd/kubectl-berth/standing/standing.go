@@ -20,42 +20,29 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// State is the state of an address in Berth.
 type State string
 
 // States of addresses that have a FloatingIP.
 const (
-	// Held: a pod or a node itself has it.
-	Held State = "Held"
-	// Retained: it has an owner and no holder.
-	Retained State = "Retained"
-	// Cooling: it was freed, and no pod gets it until its pool's cooldown is over.
-	Cooling State = "Cooling"
-	// Reserved: an administrator took it out of circulation.
-	Reserved State = "Reserved"
-	// Taken: it is one of these, and the viewer may not see which.
-	Taken State = "Taken"
+	Held     State = "Held"     // a pod or a node itself has it
+	Retained State = "Retained" // it has an owner and no holder
+	Cooling  State = "Cooling"  // it was freed, and no pod gets it until its pool's cooldown is over
+	Reserved State = "Reserved" // an administrator took it out of circulation
+	Taken    State = "Taken"    // it is one of these, and the viewer may not see which
 )
 
 // States of addresses without a FloatingIP.
 const (
-	// Free: a pod can get it.
-	Free State = "Free"
-	// Disabled: it is of a pool that gives no addresses.
-	Disabled State = "Disabled"
-	// Excluded: a pool lists it, and its spec.exclude removes it.
-	Excluded State = "Excluded"
+	Free     State = "Free"     // a pod can get it
+	Disabled State = "Disabled" // it is of a pool that gives no addresses
+	Excluded State = "Excluded" // a pool lists it, and its spec.exclude removes it
 	// Gateway of a pool's subnet.
-	Gateway State = "Gateway"
-	// Unusable: the first or last address of a subnet.
-	Unusable State = "Unusable"
-	// Unlisted: it is in a pool's subnet, but not in its ranges.
-	Unlisted State = "Unlisted"
-	// Outside: it is in no pool's subnet.
-	Outside State = "Outside"
+	Gateway  State = "Gateway"
+	Unusable State = "Unusable" // the first or last address of a subnet
+	Unlisted State = "Unlisted" // it is in a pool's subnet, but not in its ranges
+	Outside  State = "Outside"  // it is in no pool's subnet
 )
 
-// Of returns the state of an address that has a FloatingIP.
 func Of(ip *v1alpha1.FloatingIP) State {
 	switch spec := &ip.Spec; {
 	case spec.Reserved:
@@ -179,7 +166,6 @@ type Address struct {
 	Object string `json:"-"`
 }
 
-// Pod is a pod.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -192,7 +178,6 @@ func (p *Pod) String() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Owner is the object that an address belongs to.
 type Owner struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
@@ -209,7 +194,6 @@ func (o *Owner) String() string {
 	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
-// AddressOf returns the address of a FloatingIP.
 func AddressOf(ip *v1alpha1.FloatingIP) Address {
 	spec := &ip.Spec
 	a := Address{

@@ -22,7 +22,6 @@ import (
 // Addresses is the Kind of a target that is addresses, and not an object.
 const Addresses = "FloatingIP"
 
-// Target is what a command is about.
 type Target struct {
 	// Kind as Kubernetes writes it, or the user's word for a kind that is not known here.
 	Kind            string
@@ -187,7 +186,6 @@ func parseAddresses(text string) (t Target, is bool, err error) {
 	return t, false, nil
 }
 
-// ParseAddr reads one address.
 func ParseAddr(text string) (netip.Addr, error) {
 	t, is, err := parseAddresses(text)
 	if err == nil && !is {
@@ -199,7 +197,6 @@ func ParseAddr(text string) (netip.Addr, error) {
 	return t.Addr()
 }
 
-// Addr returns the address of a target that is one.
 func (t *Target) Addr() (netip.Addr, error) {
 	if t.Range.First != t.Range.Last {
 		return netip.Addr{}, fmt.Errorf("%s is %d addresses: name one", t, t.Range.Size())
@@ -226,7 +223,6 @@ func (t *Target) Each(most uint64, exact bool) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// String returns the target as commands print it.
 func (t *Target) String() string {
 	switch {
 	case t.Kind == Addresses:

@@ -24,15 +24,12 @@ import (
 	"github.com/berth-dev/berth/speaker/status"
 )
 
-// state of a link.
 type state string
 
-// States.
 const (
-	ok     state = "ok"
-	Broken state = "BROKEN"
-	// NotAsked: --node was not given, or a link before it is broken.
-	NotAsked state = "-"
+	ok       state = "ok"
+	Broken   state = "BROKEN"
+	NotAsked state = "-" // --node was not given, or a link before it is broken
 )
 
 // Link is one link of the way of a packet to an address.

@@ -40,7 +40,6 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   # The address of a pod
   kubectl berth trace shop/web-0`
 
-// New returns the command trace.
 func New() command.Command {
 	var node bool
 	return command.Command{
@@ -53,10 +52,8 @@ func New() command.Command {
 	}
 }
 
-// Trace is the content of -o json.
 type Trace struct {
-	Address string `json:"address"`
-	// Broken is the first broken link.
+	Address  string    `json:"address"`
 	Broken   string    `json:"broken,omitempty"`
 	Links    []Link    `json:"links"`
 	Timeline []moment  `json:"timeline"`

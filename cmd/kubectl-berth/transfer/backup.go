@@ -42,7 +42,6 @@ const backupExamples = `  # To a file (on failure no incomplete file is left)
   # To stdout, for another program
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
-// NewBackup returns the command backup.
 func NewBackup() command.Command {
 	format, file := "yaml", "-"
 	return command.Command{
@@ -158,7 +157,6 @@ const restoreExamples = `  # What would be done?
   # The workloads will be back within two days
   kubectl berth restore -f berth.yaml --keep-for=48h`
 
-// NewRestore returns the command restore.
 func NewRestore() command.Command {
 	var (
 		file    string

@@ -63,7 +63,6 @@ type importing struct {
 	given                     *given
 }
 
-// NewImportGalaxy returns the command import-galaxy.
 func NewImportGalaxy() command.Command {
 	o := &importing{}
 	return command.Command{

@@ -57,7 +57,6 @@ type options struct {
 	keep                   bool
 }
 
-// New returns the command test.
 func New() command.Command {
 	var o options
 	return command.Command{
@@ -91,7 +90,6 @@ func fail(format string, args ...any) error { return failure(fmt.Sprintf(format,
 type trial struct {
 	options
 	*command.Call
-	// namespace has the pods.
 	namespace string
 	begun     time.Time
 }

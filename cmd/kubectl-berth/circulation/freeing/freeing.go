@@ -25,17 +25,13 @@ type FloatingIPs interface {
 	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
 }
 
-// Outcome of an address.
 type Outcome string
 
-// Outcomes.
 const (
-	// ToFree: it can be freed.
-	ToFree Outcome = "to free"
+	ToFree Outcome = "to free" // it can be freed
 	// Freed now.
 	Freed Outcome = "freed"
-	// Gone: it was free already.
-	Gone Outcome = "free"
+	Gone  Outcome = "free" // it was free already
 	// Left as it is.
 	Left Outcome = "left"
 )
@@ -43,25 +39,17 @@ const (
 // Reason is why an address is left, for programs.
 type Reason string
 
-// Reasons.
 const (
-	// Held: a pod has it.
-	Held Reason = "Held"
+	Held Reason = "Held" // a pod has it
 	// Reserved by an administrator.
-	Reserved Reason = "Reserved"
-	// Attached: the external assigner has not detached it from its node.
-	Attached Reason = "Attached"
-	// Conflict: a host outside of the cluster has it.
-	Conflict Reason = "Conflict"
-	// Changed: it is not as it was seen.
-	Changed Reason = "Changed"
-	// Forbidden: the API server does not let the user do it.
-	Forbidden Reason = "Forbidden"
-	// Failed: the API server did not do it.
-	Failed Reason = "Failed"
+	Reserved  Reason = "Reserved"
+	Attached  Reason = "Attached"  // the external assigner has not detached it from its node
+	Conflict  Reason = "Conflict"  // a host outside of the cluster has it
+	Changed   Reason = "Changed"   // it is not as it was seen
+	Forbidden Reason = "Forbidden" // the API server does not let the user do it
+	Failed    Reason = "Failed"    // the API server did not do it
 )
 
-// Release is the outcome for an address.
 type Release struct {
 	Address string  `json:"address"`
 	Outcome Outcome `json:"outcome"`

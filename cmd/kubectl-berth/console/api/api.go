@@ -26,7 +26,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Prefix of all paths.
 const Prefix = "/api/v1/"
 
 // Document is the OpenAPI document.
@@ -37,19 +36,15 @@ var Document []byte
 // CSV writes addresses for a spreadsheet: each calls its function with one after the other.
 type CSV func(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error
 
-// Options of the API.
 type Options struct {
-	// Register has all that is read.
 	Register *register.Register
-	// CSV writes export.csv.
-	CSV CSV
+	CSV      CSV
 	// ReadOnly says what to set so that the console writes; empty: it does.
 	ReadOnly string
 }
 
 type server struct{ Options }
 
-// request is a request that a gate let in.
 type request struct {
 	*http.Request
 	scope register.Scope
@@ -117,7 +112,6 @@ type routes struct {
 	turns   Turns
 }
 
-// handle reads.
 func (m *routes) handle(path string, answer func(http.ResponseWriter, *request), parameters ...string) {
 	m.answers(http.MethodGet, path, answer, parameters...)
 }
@@ -136,7 +130,6 @@ func (m *routes) answers(method, path string, answer func(http.ResponseWriter, *
 	})
 }
 
-// get answers with JSON.
 func (m *routes) get(path string, answer func(*request) (any, error), parameters ...string) {
 	m.handle(path, func(w http.ResponseWriter, r *request) {
 		end, ok := m.turns.Take(r.Context())
@@ -174,7 +167,6 @@ func (m *routes) limited(path string, answer func(r *request, limit int) (any, e
 	}, append(parameters, "limit")...)
 }
 
-// say answers with JSON.
 func say(w http.ResponseWriter, status int, said any) {
 	text, err := json.Marshal(said)
 	write(w, status, text, err)
@@ -239,7 +231,6 @@ func read(r *http.Request, parameters []string) (*request, error) {
 	return &request{r, access.Of(r.Context()), query}, nil
 }
 
-// Limits of an answer.
 const (
 	usualLimit = 100
 	mostLimit  = 1000

@@ -34,7 +34,6 @@ type kind struct {
 	of func(as *access.Writer, namespace string) access.Objects
 }
 
-// kinds are the kinds by their paths.
 var kinds = map[string]*kind{
 	"pools":  {"IPPool", "/{pool}", func(as *access.Writer, _ string) access.Objects { return as.IPPools }},
 	"claims": {"IPClaim", "/{namespace}/{claim}", func(as *access.Writer, namespace string) access.Objects { return as.IPClaims(namespace) }},
@@ -51,7 +50,6 @@ type metadata struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
-// written is an object after a write.
 type written struct {
 	metadata
 	Spec any `json:"spec"`
@@ -189,7 +187,6 @@ func isName(w http.ResponseWriter, names ...string) bool {
 // isObject says whether a text in JSON is an object. null in its place would remove all fields.
 func isObject(text json.RawMessage) bool { return bytes.HasPrefix(text, []byte("{")) }
 
-// dryRuns is the API's parameter dryRun.
 func dryRuns(is bool) []string {
 	if is {
 		return []string{metav1.DryRunAll}

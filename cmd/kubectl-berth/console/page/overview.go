@@ -39,9 +39,8 @@ func lineOf(p register.Pool) poolLine {
 }
 
 type overviewData struct {
-	Summary  register.Summary
-	Troubled int
-	// Pools and Changes are the pools and the last changes.
+	Summary        register.Summary
+	Troubled       int
 	Pools, Changes template.HTML
 	// Known says since when changes are known.
 	Known string

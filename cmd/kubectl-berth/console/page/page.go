@@ -30,9 +30,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
-// Options of the pages.
 type Options struct {
-	// Register has all that is shown.
 	Register *register.Register
 	// Findings runs "kubectl berth check". It is called when a user asks for it, by one user at a
 	// time. nil: the page says the command.
@@ -45,12 +43,9 @@ type Options struct {
 	LogOut string
 }
 
-// Findings is the result of a check.
 type Findings struct {
-	// At is when the check ended.
-	At    time.Time
-	Items []Finding
-	// Unknown lists open questions.
+	At      time.Time
+	Items   []Finding
 	Unknown []string
 }
 
@@ -119,7 +114,6 @@ type site struct {
 	turns     api.Turns
 }
 
-// request is a request that a gate let in.
 type request struct {
 	*http.Request
 	scope register.Scope
@@ -129,9 +123,7 @@ type request struct {
 // fragment says whether htmx asks for the part that changes only.
 func (r *request) fragment() bool { return r.Header.Get("HX-Request") == "true" }
 
-// view is what a page shows.
 type view struct {
-	// template is its name.
 	template string
 	title    string
 	status   int

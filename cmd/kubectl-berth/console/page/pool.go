@@ -54,12 +54,9 @@ func (s *site) pool(r *request) (*view, error) {
 
 // picture is a map, with the same as a list of runs: neighbours that are alike.
 type picture struct {
-	Block uint64
-	// Rows are the cells.
-	Rows []template.HTML
-	// List is the runs.
-	List template.HTML
-	// More is how many runs are not listed.
+	Block  uint64
+	Rows   []template.HTML
+	List   template.HTML
 	More   int
 	Blocks bool
 	Legend []*legend
@@ -81,7 +78,6 @@ const (
 	wide = 32
 	// cellSize is about how long the HTML of a cell is.
 	cellSize = 160
-	// mostRuns of the list.
 	mostRuns = 400
 )
 
@@ -153,7 +149,6 @@ func pictureOf(drawn *register.Map) *picture {
 	return p
 }
 
-// add adds a cell.
 func (p *picture) add(m *markup, first, last netip.Addr, means *legend) {
 	if n := len(p.runs); n > 0 && p.runs[n-1].legend == means && p.runs[n-1].last.Next() == first {
 		p.runs[n-1].last = last

@@ -97,7 +97,6 @@ func (s *site) release(r *request) (*view, error) {
 	return &view{template: "release", title: title, still: true, data: data}, nil
 }
 
-// ask asks the user to confirm.
 func (s *site) ask(data *releaseData) {
 	words := []string{"kubectl berth release"}
 	for i := range data.Releases {
@@ -139,5 +138,4 @@ func count(n int, one, many string) string {
 	return number(n) + " " + many
 }
 
-// outcomes are the words of outcomes for people.
 var outcomes = map[freeing.Outcome]string{freeing.ToFree: "Would be released", freeing.Freed: "Released", freeing.Gone: "Is free already", freeing.Left: "Left as it is"}

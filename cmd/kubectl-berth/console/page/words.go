@@ -140,7 +140,6 @@ func id(parts ...string) string {
 	return b.String()
 }
 
-// bar is a picture of counts.
 type bar struct {
 	Label    string
 	Segments []segment

@@ -11,7 +11,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
-// mostChanges is how many changes are kept.
 const mostChanges = 1000
 
 // Change is a change of an address: one that the console saw, or the last one before it was
@@ -27,7 +26,6 @@ type Change struct {
 	After  Moment `json:"after"`
 }
 
-// Moment says who had the address.
 type Moment struct {
 	State standing.State `json:"state"`
 	Pod   *standing.Pod  `json:"pod,omitempty"`
@@ -149,7 +147,6 @@ func (r *Register) changesWith(scope Scope, most int, match func(*change) bool) 
 	return all
 }
 
-// LastChange returns the number of the last change.
 func (r *Register) LastChange() uint64 {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -12,7 +12,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Named is an object with a name.
 type Named interface {
 	GetNamespace() string
 	GetName() string

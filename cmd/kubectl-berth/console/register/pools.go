@@ -51,7 +51,6 @@ func (r *Register) Pools() []Pool {
 	return all
 }
 
-// PoolNames returns the names of all pools, in their order.
 func (r *Register) PoolNames() []string {
 	var all []string
 	for _, object := range r.pools().all {
@@ -60,7 +59,6 @@ func (r *Register) PoolNames() []string {
 	return all
 }
 
-// Pool returns one pool.
 func (r *Register) Pool(name string) (Pool, error) {
 	compiled, object, err := r.pool(name)
 	if err != nil {
@@ -153,7 +151,6 @@ func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
 	return uses
 }
 
-// Map is a picture of a pool.
 type Map struct {
 	Pool string `json:"pool"`
 	// Block is how many addresses a cell has: one, or a block.
@@ -198,7 +195,6 @@ func (r *Register) Map(scope Scope, name string) (Map, error) {
 	return m, nil
 }
 
-// Free is the free addresses of a pool.
 type Free struct {
 	Pool string `json:"pool"`
 	Free uint64 `json:"free"`

@@ -34,11 +34,9 @@ type Query struct {
 	Descending bool
 	// After is the Next of the page before; empty: the first page.
 	After string
-	// Limit is the most rows of a page.
 	Limit int
 }
 
-// Page is some rows of an answer.
 type Page struct {
 	Addresses []standing.Address `json:"addresses"`
 	// Next is the [Query.After] of the page that comes next; empty: this is the last one.

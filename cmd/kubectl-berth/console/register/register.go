@@ -14,7 +14,6 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Register has the objects. See the package.
 type Register struct {
 	mu sync.RWMutex
 	// orders has all rows in each order.
@@ -40,7 +39,6 @@ type compiled struct {
 	counts []poolmap.Counts
 }
 
-// New returns a Register without objects.
 func New() *Register {
 	r := &Register{
 		orders: map[Sort][]*Row{}, stale: true,
@@ -53,7 +51,6 @@ func New() *Register {
 	return r
 }
 
-// Kinds of objects.
 const (
 	FloatingIPs     = "FloatingIPs"
 	IPPools         = "IPPools"
@@ -173,14 +170,12 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	r.changed()
 }
 
-// PutFloatingIP adds an object, or replaces one.
 func (r *Register) PutFloatingIP(ip *v1alpha1.FloatingIP) {
 	if row, ok := RowOf(ip); ok {
 		r.put(row.addr, row)
 	}
 }
 
-// DeleteFloatingIP removes an object.
 func (r *Register) DeleteFloatingIP(name string) {
 	if addr, err := v1alpha1.AddrOf(name); err == nil {
 		r.put(addr, nil)
@@ -201,7 +196,6 @@ func (r *Register) put(addr netip.Addr, next *Row) {
 	r.changed()
 }
 
-// pools returns the compiled pools.
 func (r *Register) pools() *compiled {
 	r.mu.RLock()
 	compiled, stale := r.compiled, r.stale

@@ -13,7 +13,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// ServiceAddress is an address of a Service.
 type ServiceAddress struct {
 	Namespace string `json:"namespace"`
 	// Service is the name of the one whose annotations decide, if several share the address.

@@ -27,7 +27,6 @@ type Summary struct {
 	Everything bool `json:"everything"`
 }
 
-// Family counts the addresses of an address family.
 type Family struct {
 	Family   v1alpha1.IPFamily `json:"family"`
 	Pools    int               `json:"pools"`
@@ -36,7 +35,6 @@ type Family struct {
 	Free uint64 `json:"free"`
 }
 
-// Summary returns all at a glance.
 func (r *Register) Summary(scope Scope) Summary {
 	s := Summary{Missing: r.Unreadable(), Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: r.CountWaiting(scope, "")}
 	all := r.Pools()

@@ -19,7 +19,6 @@ type Why struct {
 	Commands []Command `json:"commands"`
 }
 
-// Command is a command, and when to use it.
 type Command struct {
 	To      string `json:"to"`
 	Command string `json:"command"`
@@ -34,7 +33,6 @@ func (r *Register) Why(scope Scope, addr netip.Addr) (Why, error) {
 	return Explain(&a), nil
 }
 
-// Explain explains the state of an address.
 func Explain(a *standing.Address) Why {
 	w := Why{Address: a.Address, State: a.State, Because: a.Note, Commands: []Command{}}
 	do := func(to, format string, args ...any) {

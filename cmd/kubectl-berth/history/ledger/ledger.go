@@ -41,16 +41,13 @@ type Tenure struct {
 	OwnerKind string     `json:"ownerKind,omitempty"`
 	Owner     string     `json:"owner,omitempty"`
 	Pool      string     `json:"pool,omitempty"`
-	// Why it ended.
-	Why string `json:"why,omitempty"`
+	Why       string     `json:"why,omitempty"`
 }
 
-// Holds says whether the tenure has a moment.
 func (t *Tenure) Holds(at time.Time) bool {
 	return (t.From == nil || !t.From.After(at)) && (t.Until == nil || t.Until.After(at))
 }
 
-// Ledger has the changes of one address.
 type Ledger struct {
 	reader  reader
 	changes []*change
@@ -58,7 +55,6 @@ type Ledger struct {
 	Begins time.Time
 }
 
-// New returns an empty ledger of an address.
 func New(addr netip.Addr, now time.Time) *Ledger {
 	return &Ledger{reader: reader{addr: addr, name: v1alpha1.NameOf(addr), now: now.UTC()}}
 }

@@ -273,7 +273,6 @@ func (r *reader) lines(text []byte) error {
 	return nil
 }
 
-// Statuses of an address in NetBox.
 const (
 	Active     = "active"
 	Reserved   = "reserved"

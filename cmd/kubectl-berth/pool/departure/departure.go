@@ -48,14 +48,10 @@ type Fate string
 
 // Fates, those first that somebody must act on.
 const (
-	// Pending: no node that stays can have it, or has an address for its pod.
-	Pending Fate = "Pending"
-	// Unknown: what decides could not be read.
-	Unknown Fate = "Unknown"
-	// Moves: a node that stays can have it, or has another address for its pod.
-	Moves Fate = "Moves"
-	// Stays: it is of the node itself, or of a DaemonSet's pod, and goes nowhere.
-	Stays Fate = "Stays"
+	Pending Fate = "Pending" // no node that stays can have it, or has an address for its pod
+	Unknown Fate = "Unknown" // what decides could not be read
+	Moves   Fate = "Moves"   // a node that stays can have it, or has another address for its pod
+	Stays   Fate = "Stays"   // it is of the node itself, or of a DaemonSet's pod, and goes nowhere
 )
 
 // Holder is an address on a node that leaves.
@@ -87,7 +83,6 @@ type Pool struct {
 type Report struct {
 	Pools   []Pool   `json:"pools"`
 	Holders []Holder `json:"holders"`
-	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Use is the state of an address that has a FloatingIP.
 type Use struct {
 	Addr  netip.Addr
 	State standing.State
@@ -58,7 +57,6 @@ type Terms struct {
 	Cooldown     string   `json:"cooldown,omitempty"`
 }
 
-// TermsOf returns the terms of a pool.
 func TermsOf(pool *v1alpha1.IPPool) Terms {
 	spec := &pool.Spec
 	t := Terms{Ranges: append([]string{}, spec.Ranges...), Exclude: spec.Exclude, Gateway: spec.Gateway, NodeSubnets: spec.NodeSubnets}
@@ -80,7 +78,6 @@ func (t Terms) Given() string {
 	return text
 }
 
-// Nodes says which nodes the pool serves.
 func (t Terms) Nodes() string {
 	var text []string
 	if len(t.NodeSubnets) > 0 {
@@ -106,7 +103,6 @@ func Untaken(pool *pools.Pool, uses Uses) iprange.Set {
 	return pool.Ranges.Without(taken)
 }
 
-// First returns the first n addresses of a set.
 func First(set iprange.Set, n int) []netip.Addr {
 	var addrs []netip.Addr
 	for _, r := range set {
@@ -117,7 +113,6 @@ func First(set iprange.Set, n int) []netip.Addr {
 	return addrs
 }
 
-// Counts are numbers of addresses of the pool.
 type Counts struct {
 	Held     uint64 `json:"held"`
 	Retained uint64 `json:"retained"`
@@ -125,10 +120,8 @@ type Counts struct {
 	Cooling  uint64 `json:"cooling"`
 }
 
-// Taken returns the number of addresses that are not free.
 func (c *Counts) Taken() uint64 { return c.Held + c.Retained + c.Reserved + c.Cooling }
 
-// Count counts the addresses in the pool's ranges.
 func Count(pool *pools.Pool, uses Uses) Counts {
 	var n Counts
 	for _, use := range uses {
@@ -139,14 +132,12 @@ func Count(pool *pools.Pool, uses Uses) Counts {
 	return n
 }
 
-// Add counts an address.
 func (c *Counts) Add(state standing.State) {
 	if n := c.of(state); n != nil {
 		*n++
 	}
 }
 
-// Drop counts an address no more.
 func (c *Counts) Drop(state standing.State) {
 	if n := c.of(state); n != nil {
 		*n--
@@ -188,9 +179,7 @@ type Row struct {
 	Cells string
 }
 
-// Sizes of maps.
 const (
-	// Wide is the number of cells in a row.
 	Wide = 64
 	// mostCells of a map, so that it fits a screen: an address each in a /22.
 	mostCells = 1024

@@ -23,12 +23,9 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Input is the input of a plan.
 type Input struct {
-	// Saved has the objects of the backup, Existing the objects of the cluster.
 	Saved, Existing *Objects
-	// Namespaces of the cluster.
-	Namespaces []string
+	Namespaces      []string
 	// Pods of all namespaces, Workloads at least of the kinds that [OwnerKinds] names.
 	Pods      []*v1.Pod
 	Workloads []Workload

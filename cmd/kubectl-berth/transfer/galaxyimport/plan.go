@@ -55,7 +55,6 @@ const (
 // owners find them by name.
 const NilUID = v1alpha1.NilUID
 
-// Input is the input of a plan.
 type Input struct {
 	// Subnets, IPs and Pools are Galaxy's state.
 	Subnets []galaxy.Subnet
@@ -68,7 +67,6 @@ type Input struct {
 	// Kinds has the kinds that the cluster serves, by name in lower case.
 	Kinds map[string][]schema.GroupVersionKind
 
-	// Existing objects of Berth.
 	ExistingPools  []*v1alpha1.IPPool
 	ExistingClaims []*v1alpha1.IPClaim
 	ExistingIPs    []*v1alpha1.FloatingIP
@@ -76,9 +74,7 @@ type Input struct {
 	Options Options
 }
 
-// Options are the options of an import.
 type Options struct {
-	// PoolPrefix is the prefix of the names of IPPools.
 	PoolPrefix string
 	// EnablePools lets Berth allocate from the pools as soon as they exist.
 	EnablePools bool
@@ -98,8 +94,7 @@ type Workload struct {
 	schema.GroupVersionKind
 	Namespace, Name string
 	UID             types.UID
-	// Controller of the workload, or nil.
-	Controller *metav1.OwnerReference
+	Controller      *metav1.OwnerReference
 }
 
 // The types of package plan. In an import, Update means that the object exists without a live pod,
