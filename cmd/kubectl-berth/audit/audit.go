@@ -28,14 +28,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
-	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/reclaim"
@@ -62,21 +56,6 @@ type Auditor struct {
 	options Options
 	// late is how long a pool's status may be wrong, if that is longer than the grace.
 	late time.Duration
-}
-
-// ForConfig returns an Auditor with clients of its own. config is not modified.
-func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
-	connections, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("create the audit's clients: %w", err)
-	}
-	var clients reclaim.Clients
-	var errs [4]error
-	clients.Berth, errs[0] = client.NewForConfigAndClient(config, connections)
-	clients.Dynamic, errs[1] = dynamic.NewForConfigAndClient(config, connections)
-	clients.Metadata, errs[2] = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections)
-	clients.Kube, errs[3] = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections)
-	return New(clients, options), errors.Join(errs[:]...)
 }
 
 func New(clients reclaim.Clients, options Options) *Auditor {

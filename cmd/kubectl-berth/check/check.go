@@ -89,17 +89,17 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
 }
 
-// Run audits the cluster and its admission policies, and says on stderr what it is doing.
+// Run audits the cluster and its admission policies, and says on stderr what it is doing, unless
+// progress is nil.
 func Run(ctx context.Context, call *command.Call, progress *command.Progress, o audit.Options) (*audit.Report, error) {
 	o.Namespace = call.System
-	o.Progress = func(what string, n int) { progress.Count(what, n, 0) }
-	o.Doubts = func(suspects []audit.Finding, until time.Time) {
-		progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+	if progress != nil {
+		o.Progress = func(what string, n int) { progress.Count(what, n, 0) }
+		o.Doubts = func(suspects []audit.Finding, until time.Time) {
+			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+		}
 	}
-	auditor, err := audit.ForConfig(call.Config, o)
-	if err != nil {
-		return nil, err
-	}
+	auditor := audit.New(call.Clients(), o)
 	report, err := auditor.Run(ctx)
 	if err == nil {
 		auditor.AddAdmission(ctx, report)

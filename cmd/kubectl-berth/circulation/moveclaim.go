@@ -109,11 +109,10 @@ func gives(ctx context.Context, call *command.Call, from *target.Target) error {
 
 // ofClaim returns the addresses recorded under a claim's name, without reserved ones.
 func ofClaim(ctx context.Context, call *command.Call, t *target.Target) (ips []*v1alpha1.FloatingIP, err error) {
-	err = call.EachFloatingIP(ctx, fmt.Sprintf("spec.owner.kind=IPClaim,spec.owner.namespace=%s,spec.owner.name=%s", t.Namespace, t.Name), func(ip *v1alpha1.FloatingIP) error {
+	err = call.EachFloatingIP(ctx, fmt.Sprintf("spec.owner.kind=IPClaim,spec.owner.namespace=%s,spec.owner.name=%s", t.Namespace, t.Name), func(ip *v1alpha1.FloatingIP) {
 		if !ip.Spec.Reserved && ip.Spec.Owner.IsClaim() {
 			ips = append(ips, ip)
 		}
-		return nil
 	})
 	return ips, err
 }

@@ -164,8 +164,8 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if err := o.readPools(ctx); err != nil {
 		return "", err
 	}
-	home, ok := o.pools.Home(addr)
-	if !ok {
+	pool := o.pools.PoolOf(addr)
+	if pool == nil {
 		// There may be a record of it.
 		did, err := o.reserved(ctx, addr)
 		if errors.Is(err, errFreed) {
@@ -173,10 +173,9 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 		}
 		return did, err
 	}
-	pool := o.pools.Pools()[home].Name
 	ip := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr)},
-		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool, Reserved: true},
+		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool.Name, Reserved: true},
 	}
 	if o.reason != "" {
 		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: o.reason}
@@ -188,7 +187,7 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if err != nil {
 		return "", fmt.Errorf("reserve: %w", err)
 	}
-	return "reserved in pool " + pool, nil
+	return "reserved in pool " + pool.Name, nil
 }
 
 // given refuses an address that no pool gives.
@@ -435,11 +434,10 @@ func (o *reserving) concerned(ctx context.Context) (map[netip.Addr]*v1alpha1.Flo
 		ranges = append(ranges, o.entries[i].Range)
 	}
 	all, ips := iprange.SetOf(ranges...), map[netip.Addr]*v1alpha1.FloatingIP{}
-	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
+	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) {
 		if addr := ip.Addr(); all.Contains(addr) || o.prune && ip.Spec.Reserved {
 			ips[addr] = ip.DeepCopy() // a pointer would keep its whole page in memory
 		}
-		return nil
 	})
 	return ips, err
 }

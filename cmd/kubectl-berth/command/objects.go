@@ -56,8 +56,11 @@ func (c *Call) FloatingIP(ctx context.Context, addr netip.Addr) (*v1alpha1.Float
 
 // EachFloatingIP calls do with the FloatingIPs that a field selector selects, all if it is
 // empty. It keeps one page of them in memory.
-func (c *Call) EachFloatingIP(ctx context.Context, selector string, do func(*v1alpha1.FloatingIP) error) error {
-	if err := Each(ctx, c.Berth.FloatingIPs.List, metav1.ListOptions{FieldSelector: selector, Limit: 5000}, do); err != nil {
+func (c *Call) EachFloatingIP(ctx context.Context, selector string, do func(*v1alpha1.FloatingIP)) error {
+	if err := Each(ctx, c.Berth.FloatingIPs.List, metav1.ListOptions{FieldSelector: selector, Limit: 5000}, func(ip *v1alpha1.FloatingIP) error {
+		do(ip)
+		return nil
+	}); err != nil {
 		return fmt.Errorf("list the FloatingIPs: %w", err)
 	}
 	return nil
@@ -272,11 +275,10 @@ func (c *Call) Address(ctx context.Context) (netip.Addr, error) {
 		return t.Addr()
 	}
 	var all []netip.Addr
-	err := c.EachFloatingIP(ctx, t.Selector(), func(ip *v1alpha1.FloatingIP) error {
+	err := c.EachFloatingIP(ctx, t.Selector(), func(ip *v1alpha1.FloatingIP) {
 		if t.Has(ip) {
 			all = append(all, ip.Addr())
 		}
-		return nil
 	})
 	switch {
 	case err != nil:
@@ -328,6 +330,14 @@ func (c *Call) Object(ctx context.Context, t *target.Target, kind string) (strin
 		return "", fmt.Errorf("%s is no %s", t, kind)
 	}
 	return t.Name, c.Require(ctx, t)
+}
+
+// OfPool returns the pool in the value of a flag, and what selects its addresses; all if it is empty.
+func (c *Call) OfPool(ctx context.Context, flag, value string) (pool, selector string, err error) {
+	if pool, err = c.ObjectOf(ctx, flag, value, "IPPool"); pool != "" {
+		selector = "spec.pool=" + pool
+	}
+	return pool, selector, err
 }
 
 // ObjectOf returns the name in the value of a flag, as [Call.Object] does.

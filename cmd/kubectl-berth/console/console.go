@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	checks "github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -107,15 +108,10 @@ const grace = 20 * time.Second
 
 // check runs kubectl berth check for the page.
 func check(ctx context.Context, call *command.Call) (*page.Findings, error) {
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: grace, Agents: true, Namespace: call.System})
+	report, err := checks.Run(ctx, call, nil, audit.Options{Grace: grace, Agents: true})
 	if err != nil {
 		return nil, err
 	}
-	report, err := auditor.Run(ctx)
-	if err != nil {
-		return nil, err
-	}
-	auditor.AddAdmission(ctx, report)
 	said := &page.Findings{At: time.Now(), Unknown: report.Unknown}
 	for i := range report.Findings {
 		finding := &report.Findings[i]

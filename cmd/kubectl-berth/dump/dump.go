@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -132,29 +131,37 @@ type kind struct {
 	file     string
 	resource schema.GroupVersionResource
 	keep     func(*unstructured.Unstructured) bool
+	// ofPrograms: only those in the namespace of Berth's programs.
+	ofPrograms bool
 }
 
 var kinds = []kind{
-	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
-	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
-	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses},
-	{"kubernetes/statefulsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, hasAddresses},
-	{"kubernetes/deployments.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, hasAddresses},
-	{"kubernetes/daemonsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}, hasAddresses},
-	{"kubernetes/events.yaml", v1.SchemeGroupVersion.WithResource("events"), isOurs},
-	{"kubernetes/priorityclasses.yaml", schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses"}, nil},
-	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil},
+	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil, false},
+	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil, false},
+	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses, false},
+	{"kubernetes/statefulsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, hasAddresses, false},
+	{"kubernetes/deployments.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, hasAddresses, false},
+	{"kubernetes/daemonsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}, hasAddresses, false},
+	{"kubernetes/events.yaml", v1.SchemeGroupVersion.WithResource("events"), isOurs, false},
+	{"kubernetes/priorityclasses.yaml", schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses"}, nil, false},
+	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil, false},
+	{"berth-programs/configmaps.yaml", v1.SchemeGroupVersion.WithResource("configmaps"), isOfBerth, true},
+	{"berth-programs/leases.yaml", schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}, isOfBerth, true},
 }
 
 func (o *options) addObjects(ctx context.Context, b *bundle) {
 	berths := make([]kind, 0, len(kinds))
 	for _, name := range v1alpha1.Kinds() {
 		resource := v1alpha1.Resource(name)
-		berths = append(berths, kind{"berth/" + resource.Resource + ".yaml", resource, nil})
+		berths = append(berths, kind{"berth/" + resource.Resource + ".yaml", resource, nil, false})
 	}
 	for _, kind := range append(berths, kinds...) {
 		var all []unstructured.Unstructured
-		err := command.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
+		namespace := metav1.NamespaceAll
+		if kind.ofPrograms {
+			namespace = o.System
+		}
+		err := command.Each(ctx, o.Dynamic.Resource(kind.resource).Namespace(namespace).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
 			if kind.keep == nil || kind.keep(one) {
 				all = append(all, *scrub(one))
 			}
@@ -181,27 +188,13 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 		hide(&pod.Spec)
 		b.addYAML("berth-programs/pod-"+pod.Name+".yaml", pod)
 	}
-	options := metav1.ListOptions{}
-	if configs, err := kube.CoreV1().ConfigMaps(o.System).List(ctx, options); err != nil {
-		b.leaveOut("berth-programs/configmaps.yaml", failure.Explain(err))
-	} else {
-		configs.Items = slices.DeleteFunc(configs.Items, func(config v1.ConfigMap) bool { return !isOfBerth(config.Name) })
-		for i := range configs.Items {
-			configs.Items[i].ManagedFields = nil
-			delete(configs.Items[i].Annotations, v1.LastAppliedConfigAnnotation)
-		}
-		b.addYAML("berth-programs/configmaps.yaml", configs.Items)
-	}
-	if leases, err := kube.CoordinationV1().Leases(o.System).List(ctx, options); err != nil {
-		b.leaveOut("berth-programs/leases.yaml", failure.Explain(err))
-	} else {
-		b.addYAML("berth-programs/leases.yaml", slices.DeleteFunc(leases.Items, func(lease coordinationv1.Lease) bool { return !isOfBerth(lease.Name) }))
-	}
 	return pods.Items
 }
 
 // isOfBerth says whether an object without labels has a name that the chart gives.
-func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
+func isOfBerth(object *unstructured.Unstructured) bool {
+	return strings.HasPrefix(object.GetName(), "berth-")
+}
 
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
 	_ = command.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out

@@ -83,7 +83,7 @@ func oldest(s Share) time.Time {
 	if s.OldestRetained == nil {
 		return time.Unix(math.MaxInt32, 0) // last
 	}
-	return *s.OldestRetained
+	return s.OldestRetained.Time
 }
 
 func top(ctx context.Context, call *command.Call, sort string, most int) (*answer.Answer, error) {
@@ -94,10 +94,7 @@ func top(ctx context.Context, call *command.Call, sort string, most int) (*answe
 		shares, err = ofPools(ctx, call)
 	} else {
 		tally := By(kind)
-		err = call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
-			tally.Add(ip)
-			return nil
-		})
+		err = call.EachFloatingIP(ctx, "", tally.Add)
 		shares = tally.Most(0)
 	}
 	if err != nil {
@@ -137,11 +134,7 @@ func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]Share{}, shares...)}}
 	for i := range shares {
 		share := &shares[i]
-		var oldest *metav1.Time
-		if share.OldestRetained != nil {
-			oldest = &metav1.Time{Time: *share.OldestRetained}
-		}
-		table.Add(share.Name, share.Total(), share.Held, share.Retained, answer.Age(oldest, now))
+		table.Add(share.Name, share.Total(), share.Held, share.Retained, answer.Age(share.OldestRetained, now))
 		a.Names = append(a.Names, share.Name)
 	}
 	return a
@@ -158,7 +151,7 @@ type Share struct {
 	Held     int64  `json:"held"`
 	Retained int64  `json:"retained"`
 	// OldestRetained is the time since which the longest retained address has had no pod.
-	OldestRetained *time.Time `json:"oldestRetained,omitempty"`
+	OldestRetained *metav1.Time `json:"oldestRetained,omitempty"`
 }
 
 func (s *Share) Total() int64 { return s.Held + s.Retained }
@@ -186,8 +179,8 @@ func (t *tally) Add(ip *v1alpha1.FloatingIP) {
 		return
 	}
 	share.Retained++
-	if since := ip.Spec.Since; since != nil && (share.OldestRetained == nil || since.Time.Before(*share.OldestRetained)) {
-		share.OldestRetained = &since.Time
+	if since := ip.Spec.Since; since != nil && (share.OldestRetained == nil || since.Before(share.OldestRetained)) {
+		share.OldestRetained = since
 	}
 }
 

@@ -59,10 +59,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 		}
 	}
 	for _, selector := range selectors {
-		if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-			listing.Observe(ip)
-			return nil
-		}); err != nil {
+		if err := l.EachFloatingIP(ctx, selector, listing.Observe); err != nil {
 			return nil, request, err
 		}
 	}

@@ -437,10 +437,7 @@ func (l *look) standing(ctx context.Context, service *v1.Service) (standing serv
 	}
 	var ips []*v1alpha1.FloatingIP
 	selector := "spec.owner.namespace=" + service.Namespace
-	if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-		ips = append(ips, ip)
-		return nil
-	}); err != nil {
+	if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) { ips = append(ips, ip) }); err != nil {
 		return standing, nil, err
 	}
 	standing, wrong = services.StandingOf(service, namespace, all, ips)

@@ -276,10 +276,7 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	status := &f.object.Status
 	for _, selectors := range [][]string{{"spec.pool=" + name, "spec.pool="}, {""}} {
 		for _, selector := range selectors {
-			if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-				f.uses.Add(ip)
-				return nil
-			}); err != nil {
+			if err := call.EachFloatingIP(ctx, selector, f.uses.Add); err != nil {
 				return nil, err
 			}
 		}
@@ -309,7 +306,7 @@ func (f *found) answer() *answer.Answer {
 		p.Free = 0
 	}
 	a := answerOf([]Pool{p})
-	of := Map{Pool: p, Terms: poolmap.TermsOf(f.object), Nodes: f.nodes, FreeRanges: texts(free)}
+	of := Map{Pool: p, Terms: poolmap.TermsOf(f.object), Nodes: f.nodes, FreeRanges: iprange.Texts(free)}
 	a.Kind, a.Content = "PoolMap", of
 	a.Text = func(out io.Writer, paint answer.Paint) {
 		nodes := of.Terms.Nodes()
@@ -427,7 +424,7 @@ func (f *found) free(first int) (*answer.Answer, error) {
 }
 
 func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
-	content := Free{Pool: pool, Free: free.Size(), Ranges: texts(free), Addresses: poolmap.First(free, first)}
+	content := Free{Pool: pool, Free: free.Size(), Ranges: iprange.Texts(free), Addresses: poolmap.First(free, first)}
 	a := &answer.Answer{Kind: "FreeAddresses", Content: content}
 	if first > 0 {
 		a.Table = answer.NewTable("Address")
@@ -446,12 +443,4 @@ func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
 		a.Text = func(out io.Writer, _ answer.Paint) { fmt.Fprintf(out, "\n%s free addresses\n", number(free.Size())) }
 	}
 	return a
-}
-
-func texts(set iprange.Set) []string {
-	texts := make([]string, len(set))
-	for i, r := range set {
-		texts[i] = r.String()
-	}
-	return texts
 }

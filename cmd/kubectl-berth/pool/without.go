@@ -66,10 +66,7 @@ func read(ctx context.Context, call *command.Call, c *departure.Cluster) (err er
 	}); err != nil {
 		return fmt.Errorf("list the IPClaims: %w", err)
 	}
-	if err := call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
-		c.IPs = append(c.IPs, ip)
-		return nil
-	}); err != nil {
+	if err := call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) { c.IPs = append(c.IPs, ip) }); err != nil {
 		return err
 	}
 	if err := command.Each(ctx, call.Kube.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *v1.Node) error {

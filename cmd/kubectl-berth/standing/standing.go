@@ -78,8 +78,7 @@ type Nobody struct {
 // OfNobody returns the state of an address that has no FloatingIP, by the pools and the snapshot
 // that [pools.Compile] makes of them.
 func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot) Nobody {
-	if home, ok := snapshot.Home(addr); ok {
-		pool := snapshot.Pools()[home]
+	if pool := snapshot.PoolOf(addr); pool != nil {
 		if pool.Disabled {
 			return Nobody{Disabled, pool.Name, fmt.Sprintf("nobody has it, and IPPool %s gives no addresses: spec.disabled is true", pool.Name)}
 		}

@@ -67,17 +67,13 @@ type moment struct {
 }
 
 func trace(ctx context.Context, call *command.Call, nodes bool) (*answer.Answer, error) {
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: call.System})
-	if err != nil {
-		return nil, err
-	}
 	addr, err := call.Address(ctx)
 	if err != nil {
 		return nil, err
 	}
 	name := v1alpha1.NameOf(addr)
 	t := &Trace{Address: addr.String(), Timeline: []moment{}, Time: time.Now().UTC().Truncate(time.Second)}
-	s, err := auditor.About(ctx, name)
+	s, err := audit.New(call.Clients(), audit.Options{Agents: true, Namespace: call.System}).About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
 		t.Links = []Link{broken("object", "kubectl berth who "+t.Address, "%s has no FloatingIP: nobody has it", addr)}

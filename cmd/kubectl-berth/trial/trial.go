@@ -32,7 +32,10 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 const long = `Makes a namespace with two pods that have floating IPs and a client that has none, has them ask each other, moves one
@@ -134,7 +137,7 @@ func (t *trial) play(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.done("%s runs on %s with %s", name, pod.Spec.NodeName, texts(addressesOf(pod)))
+		t.done("%s runs on %s with %s", name, pod.Spec.NodeName, texts(pod))
 		pods = append(pods, pod)
 	}
 	if err := t.askAll(ctx, pods); err != nil {
@@ -155,7 +158,7 @@ func (t *trial) askAll(ctx context.Context, pods []*v1.Pod) error {
 			if from == to {
 				continue
 			}
-			for _, address := range addressesOf(to) {
+			for _, address := range podrequest.AddressesOf(to) {
 				if err := t.reaches(ctx, from, to, address); err != nil {
 					return err
 				}
@@ -187,8 +190,8 @@ func (t *trial) reaches(ctx context.Context, from, to *v1.Pod, address netip.Add
 
 // seen has a pod with a floating IP ask another one for the source that it sees.
 func (t *trial) seen(ctx context.Context, from, to *v1.Pod) error {
-	for _, address := range addressesOf(to) {
-		sources := addressesOf(from)
+	for _, address := range podrequest.AddressesOf(to) {
+		sources := podrequest.AddressesOf(from)
 		i := slices.IndexFunc(sources, func(own netip.Addr) bool { return own.Is4() == address.Is4() })
 		if from == to || i < 0 {
 			continue
@@ -224,7 +227,7 @@ func (t *trial) until(ctx context.Context, from *v1.Pod, address netip.Addr, req
 }
 
 func (t *trial) move(ctx context.Context, old, client *v1.Pod) (*v1.Pod, error) {
-	address := addressesOf(old)[0]
+	address := podrequest.AddressesOf(old)[0]
 	gap := t.watchGap(ctx, client, address)
 	defer gap()
 	elsewhere, err := t.replace(ctx, old)
@@ -235,7 +238,7 @@ func (t *trial) move(ctx context.Context, old, client *v1.Pod) (*v1.Pod, error) 
 	if err != nil {
 		return nil, err
 	}
-	if was, is := texts(addressesOf(old)), texts(addressesOf(next)); is != was {
+	if was, is := texts(old), texts(next); is != was {
 		return nil, fail("%s has %s after it moved, and had %s: kubectl berth history %s", next.Name, is, was, address)
 	}
 	if err := t.reaches(ctx, client, next, address); err != nil {
@@ -337,9 +340,7 @@ func (t *trial) ready(ctx context.Context, name string, old types.UID) (pod *v1.
 			return false, nil //nolint:nilerr // not made yet
 		}
 		pod = found
-		return slices.ContainsFunc(pod.Status.Conditions, func(p v1.PodCondition) bool {
-			return p.Type == v1.PodReady && p.Status == v1.ConditionTrue
-		}), nil
+		return agentpod.IsReady(pod), nil
 	})
 	switch {
 	case ctx.Err() != nil:
@@ -483,19 +484,6 @@ func (t *trial) watchGap(ctx context.Context, client *v1.Pod, address netip.Addr
 	}
 }
 
-func addressesOf(pod *v1.Pod) (all []netip.Addr) {
-	for _, ip := range pod.Status.PodIPs {
-		if addr, err := netip.ParseAddr(ip.IP); err == nil {
-			all = append(all, addr)
-		}
-	}
-	return all
-}
-
-func texts(all []netip.Addr) string {
-	var words []string
-	for _, a := range all {
-		words = append(words, a.String())
-	}
-	return strings.Join(words, " and ")
+func texts(pod *v1.Pod) string {
+	return strings.Join(iprange.Texts(podrequest.AddressesOf(pod)), " and ")
 }

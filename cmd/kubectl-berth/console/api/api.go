@@ -112,39 +112,43 @@ type routes struct {
 	turns   Turns
 }
 
-func (m *routes) handle(path string, answer func(http.ResponseWriter, *request), parameters ...string) {
+// answerer answers a request, or returns why not.
+type answerer func(http.ResponseWriter, *request) error
+
+func (m *routes) handle(path string, answer answerer, parameters ...string) {
 	m.answers(http.MethodGet, path, answer, parameters...)
 }
 
 // answers refuses parameters that a path does not know: a misspelled filter would select
 // everything.
-func (m *routes) answers(method, path string, answer func(http.ResponseWriter, *request), parameters ...string) {
+func (m *routes) answers(method, path string, answer answerer, parameters ...string) {
 	m.methods[path] = append(m.methods[path], method)
 	m.HandleFunc(method+" "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
 		request, err := read(r, parameters)
-		if err != nil {
-			Refuse(w, http.StatusBadRequest, err.Error())
-			return
+		if err == nil {
+			err = answer(w, request)
 		}
-		answer(w, request)
+		if err != nil {
+			Refuse(w, StatusOf(err), err.Error())
+		}
 	})
 }
 
 func (m *routes) get(path string, answer func(*request) (any, error), parameters ...string) {
-	m.handle(path, func(w http.ResponseWriter, r *request) {
+	m.handle(path, func(w http.ResponseWriter, r *request) error {
 		end, ok := m.turns.Take(r.Context())
 		if !ok {
-			return // the client is gone
+			return nil // the client is gone
 		}
 		defer end()
 		said, err := answer(r)
 		if err != nil {
-			refuse(w, err)
-			return
+			return err
 		}
 		text, err := json.Marshal(said)
 		end()
 		write(w, http.StatusOK, text, err)
+		return nil
 	}, parameters...)
 }
 
@@ -160,7 +164,7 @@ func (m *routes) limited(path string, answer func(r *request, limit int) (any, e
 		if text := r.query.Get("limit"); text != "" {
 			var err error
 			if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > mostLimit {
-				return nil, MistakeError(fmt.Sprintf("limit %q: write a number from 1 to %d", text, mostLimit))
+				return nil, mistake("limit %q: write a number from 1 to %d", text, mostLimit)
 			}
 		}
 		return answer(r, limit)
@@ -200,9 +204,10 @@ func (m *routes) refuseOthers() {
 	})
 }
 
-func document(w http.ResponseWriter, _ *request) {
+func document(w http.ResponseWriter, _ *request) error {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write(Document) // the client is gone
+	return nil
 }
 
 func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) (any, error) {
@@ -213,19 +218,17 @@ func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) 
 	return find(r.scope, addr)
 }
 
-func refuse(w http.ResponseWriter, err error) { Refuse(w, StatusOf(err), err.Error()) }
-
 func read(r *http.Request, parameters []string) (*request, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, fmt.Errorf("read the parameters: %w", err)
+		return nil, mistake("read the parameters: %v", err)
 	}
 	for name, values := range query {
 		if !slices.Contains(parameters, name) {
-			return nil, fmt.Errorf("there is no parameter %q here: see %sopenapi.yaml", name, Prefix)
+			return nil, mistake("there is no parameter %q here: see %sopenapi.yaml", name, Prefix)
 		}
 		if len(values) > 1 {
-			return nil, fmt.Errorf("parameter %q is given %d times", name, len(values))
+			return nil, mistake("parameter %q is given %d times", name, len(values))
 		}
 	}
 	return &request{r, access.Of(r.Context()), query}, nil
@@ -250,7 +253,7 @@ func word[T ~string](query url.Values, name string, words ...T) (T, error) {
 	for i, one := range words {
 		texts[i] = string(one)
 	}
-	return "", MistakeError(fmt.Sprintf("there is no %s %q: write %s", name, given, strings.Join(texts, ", ")))
+	return "", mistake("there is no %s %q: write %s", name, given, strings.Join(texts, ", "))
 }
 
 // QueryOf returns the query that the parameters of a request ask for, without a limit. An error is
@@ -259,7 +262,7 @@ func QueryOf(query url.Values) (register.Query, error) {
 	get := query.Get
 	q := register.Query{Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"), After: get("after")}
 	if len(q.Text) > mostText {
-		return q, MistakeError(fmt.Sprintf("q is %d bytes long: write at most %d", len(q.Text), mostText))
+		return q, mistake("q is %d bytes long: write at most %d", len(q.Text), mostText)
 	}
 	var order string
 	var errs [3]error
@@ -270,11 +273,12 @@ func QueryOf(query url.Values) (register.Query, error) {
 	return q, cmp.Or(errs[:]...)
 }
 
-func (s *server) export(w http.ResponseWriter, r *request) {
+func (s *server) export(w http.ResponseWriter, r *request) error {
 	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
 	w.Header().Set("Content-Disposition", `attachment; filename="addresses.csv"`)
 	err := s.CSV(w, func(do func(*v1alpha1.FloatingIP) error) error { return s.Register.Each(r.scope, do) })
 	if err != nil {
 		panic(http.ErrAbortHandler) // the client must not take it for the whole
 	}
+	return nil
 }

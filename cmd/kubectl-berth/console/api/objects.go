@@ -59,26 +59,25 @@ func writtenOf(object *unstructured.Unstructured) written {
 	return written{metadata{object.GetNamespace(), object.GetName(), string(object.GetUID()), object.GetResourceVersion()}, object.Object["spec"]}
 }
 
-func (k *kind) create(w http.ResponseWriter, r *request, as *access.Writer) {
+func (k *kind) create(w http.ResponseWriter, r *request, as *access.Writer) error {
 	var asked struct {
 		Namespace string          `json:"namespace"`
 		Name      string          `json:"name"`
 		Spec      json.RawMessage `json:"spec"`
 		DryRun    bool            `json:"dryRun"`
 	}
-	if !readContent(w, r, &asked) {
-		return
+	if err := readContent(w, r, &asked); err != nil {
+		return err
 	}
 	namespaced := strings.Contains(k.one, "{namespace}")
 	switch {
 	case namespaced != (asked.Namespace != ""):
-		Refuse(w, http.StatusBadRequest, fmt.Sprintf("namespace %q: an %s %s", asked.Namespace, k.name, map[bool]string{true: "has one", false: "has none"}[namespaced]))
-		return
+		return mistake("namespace %q: an %s %s", asked.Namespace, k.name, map[bool]string{true: "has one", false: "has none"}[namespaced])
 	case !isObject(asked.Spec):
-		Refuse(w, http.StatusBadRequest, "spec: write the fields of the "+k.name)
-		return
-	case !isName(w, asked.Namespace, asked.Name):
-		return
+		return mistake("spec: write the fields of the %s", k.name)
+	}
+	if err := checkNames(asked.Namespace, asked.Name); err != nil {
+		return err
 	}
 	text, err := json.Marshal(map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": k.name, "metadata": metadata{Namespace: asked.Namespace, Name: asked.Name}, "spec": asked.Spec,
@@ -88,62 +87,57 @@ func (k *kind) create(w http.ResponseWriter, r *request, as *access.Writer) {
 		err = object.UnmarshalJSON(text)
 	}
 	if err != nil {
-		Refuse(w, http.StatusBadRequest, fmt.Sprintf("read the spec: %v", err))
-		return
+		return mistake("read the spec: %v", err)
 	}
 	options := metav1.CreateOptions{DryRun: dryRuns(asked.DryRun), FieldManager: manager, FieldValidation: metav1.FieldValidationStrict}
 	if object, err = k.of(as, asked.Namespace).Create(r.Context(), object, options); err != nil {
-		fail(w, err)
-		return
+		return failed(err)
 	}
 	say(w, http.StatusCreated, writtenOf(object))
+	return nil
 }
 
-func (k *kind) change(w http.ResponseWriter, r *request, as *access.Writer) {
+func (k *kind) change(w http.ResponseWriter, r *request, as *access.Writer) error {
 	var asked struct {
 		UID             string          `json:"uid"`
 		ResourceVersion string          `json:"resourceVersion"`
 		Spec            json.RawMessage `json:"spec"`
 		DryRun          bool            `json:"dryRun"`
 	}
-	if !readContent(w, r, &asked) {
-		return
+	if err := readContent(w, r, &asked); err != nil {
+		return err
 	}
 	if !isObject(asked.Spec) {
-		Refuse(w, http.StatusBadRequest, "spec: write the fields to change; null removes one")
-		return
+		return mistake("spec: write the fields to change; null removes one")
 	}
-	namespace, name, ok := k.named(w, r)
-	if !ok {
-		return
+	namespace, name, err := k.named(r)
+	if err != nil {
+		return err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata{UID: asked.UID, ResourceVersion: asked.ResourceVersion}, "spec": asked.Spec})
 	if err != nil {
-		Refuse(w, http.StatusBadRequest, fmt.Sprintf("read the spec: %v", err))
-		return
+		return mistake("read the spec: %v", err)
 	}
 	options := metav1.PatchOptions{DryRun: dryRuns(asked.DryRun), FieldManager: manager, FieldValidation: metav1.FieldValidationStrict}
 	object, err := k.of(as, namespace).Patch(r.Context(), name, types.MergePatchType, patch, options)
 	switch {
 	case asked.UID != "" && isAnother(err):
-		Refuse(w, http.StatusConflict, fmt.Sprintf("%s %s has another UID than %s: somebody made it anew", k.name, name, asked.UID))
-		return
+		return &refusal{http.StatusConflict, fmt.Sprintf("%s %s has another UID than %s: somebody made it anew", k.name, name, asked.UID)}
 	case err != nil:
-		fail(w, err)
-		return
+		return failed(err)
 	}
 	say(w, http.StatusOK, writtenOf(object))
+	return nil
 }
 
-func (k *kind) remove(w http.ResponseWriter, r *request, as *access.Writer) {
+func (k *kind) remove(w http.ResponseWriter, r *request, as *access.Writer) error {
 	dryRun, err := word(r.query, "dryRun", "true", "false")
 	if err != nil {
-		refuse(w, err)
-		return
+		return err
 	}
-	namespace, name, ok := k.named(w, r)
-	if !ok {
-		return
+	namespace, name, err := k.named(r)
+	if err != nil {
+		return err
 	}
 	options := metav1.DeleteOptions{DryRun: dryRuns(dryRun == "true"), Preconditions: &metav1.Preconditions{}}
 	if uid := types.UID(r.query.Get("uid")); uid != "" {
@@ -153,10 +147,10 @@ func (k *kind) remove(w http.ResponseWriter, r *request, as *access.Writer) {
 		options.Preconditions.ResourceVersion = &version
 	}
 	if err := k.of(as, namespace).Delete(r.Context(), name, options); err != nil {
-		fail(w, err)
-		return
+		return failed(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
+	return nil
 }
 
 // isAnother says whether the API server refused a patch for its UID, which it takes for a change of
@@ -167,21 +161,20 @@ func isAnother(err error) bool {
 		slices.ContainsFunc(refused.Status().Details.Causes, func(cause metav1.StatusCause) bool { return cause.Field == "metadata.uid" })
 }
 
-// named returns the object that a request's path names. ok is false if the request is answered.
-func (k *kind) named(w http.ResponseWriter, r *request) (namespace, name string, ok bool) {
+// named returns the object that a request's path names.
+func (k *kind) named(r *request) (namespace, name string, err error) {
 	namespace, name = r.PathValue("namespace"), r.PathValue("pool")+r.PathValue("claim")
-	return namespace, name, isName(w, namespace, name)
+	return namespace, name, checkNames(namespace, name)
 }
 
-// isName refuses names that could be a part of another path at the API server.
-func isName(w http.ResponseWriter, names ...string) bool {
+// checkNames refuses names that could be a part of another path at the API server.
+func checkNames(names ...string) error {
 	for _, name := range names {
 		if wrong := content.IsPathSegmentName(name); len(wrong) > 0 {
-			Refuse(w, http.StatusBadRequest, fmt.Sprintf("%q is no name: it %s", name, wrong[0]))
-			return false
+			return mistake("%q is no name: it %s", name, wrong[0])
 		}
 	}
-	return true
+	return nil
 }
 
 // isObject says whether a text in JSON is an object. null in its place would remove all fields.
@@ -194,8 +187,8 @@ func dryRuns(is bool) []string {
 	return nil
 }
 
-// fail answers with the API server's refusal, or says that it did not answer.
-func fail(w http.ResponseWriter, err error) {
+// failed is the API server's refusal, or says that it did not answer.
+func failed(err error) error {
 	var refused apierrors.APIStatus
 	status := http.StatusBadGateway
 	switch {
@@ -204,5 +197,5 @@ func fail(w http.ResponseWriter, err error) {
 	case errors.Is(err, context.DeadlineExceeded):
 		status = http.StatusGatewayTimeout
 	}
-	Refuse(w, status, failure.Explain(err))
+	return &refusal{status, failure.Explain(err)}
 }

@@ -5,6 +5,7 @@ package api
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
@@ -34,10 +35,23 @@ type MistakeError string
 
 func (m MistakeError) Error() string { return string(m) }
 
+func mistake(format string, args ...any) error { return MistakeError(fmt.Sprintf(format, args...)) }
+
+// refusal is another reason why a request is not done.
+type refusal struct {
+	status int
+	detail string
+}
+
+func (r *refusal) Error() string { return r.detail }
+
 // StatusOf returns the status that an error means: a mistake, or one of the register.
 func StatusOf(err error) int {
 	var mistake MistakeError
+	var refused *refusal
 	switch {
+	case errors.As(err, &refused):
+		return refused.status
 	case errors.As(err, &mistake):
 		return http.StatusBadRequest
 	case errors.Is(err, register.ErrNoPool), errors.Is(err, register.ErrNoMap), errors.Is(err, register.ErrNoClaim):

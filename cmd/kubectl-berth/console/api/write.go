@@ -29,26 +29,24 @@ const (
 
 // writes refuses requests of a console that reads only, and gives the others the writer of their
 // user.
-func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Writer)) func(http.ResponseWriter, *request) {
-	return func(w http.ResponseWriter, r *request) {
+func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Writer) error) answerer {
+	return func(w http.ResponseWriter, r *request) error {
 		as := access.WriterOf(r.Context())
 		if s.ReadOnly != "" || as == nil {
-			Refuse(w, http.StatusForbidden, "this console only reads: "+s.ReadOnly)
-			return
+			return &refusal{http.StatusForbidden, "this console only reads: " + s.ReadOnly}
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), WriteTimeout)
 		defer cancel()
 		r.Request = r.WithContext(ctx)
-		do(w, r, as)
+		return do(w, r, as)
 	}
 }
 
 // readContent reads the JSON of a request. A field that it does not know is refused, since it may
-// be a dryRun that is misspelled. ok is false if the request is answered.
-func readContent(w http.ResponseWriter, r *request, into any) (ok bool) {
+// be a dryRun that is misspelled.
+func readContent(w http.ResponseWriter, r *request, into any) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		Refuse(w, http.StatusUnsupportedMediaType, "send JSON, with Content-Type: application/json")
-		return false
+		return &refusal{http.StatusUnsupportedMediaType, "send JSON, with Content-Type: application/json"}
 	}
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, mostContent))
 	decoder.DisallowUnknownFields()
@@ -63,11 +61,11 @@ func readContent(w http.ResponseWriter, r *request, into any) (ok bool) {
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
-		Refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the content is longer than %d bytes", large.Limit))
+		return &refusal{http.StatusRequestEntityTooLarge, fmt.Sprintf("the content is longer than %d bytes", large.Limit)}
 	case err != nil:
-		Refuse(w, http.StatusBadRequest, fmt.Sprintf("read the content: %v", err))
+		return mistake("read the content: %v", err)
 	}
-	return err == nil
+	return nil
 }
 
 // Seen is an address as a user saw it.
@@ -77,20 +75,20 @@ type Seen struct {
 	ResourceVersion string `json:"resourceVersion"`
 }
 
-func (s *server) release(w http.ResponseWriter, r *request, as *access.Writer) {
+func (s *server) release(w http.ResponseWriter, r *request, as *access.Writer) error {
 	var asked struct {
 		Addresses []Seen `json:"addresses"`
 		DryRun    bool   `json:"dryRun"`
 	}
-	if !readContent(w, r, &asked) {
-		return
+	if err := readContent(w, r, &asked); err != nil {
+		return err
 	}
 	releases, err := Release(r.Context(), as, asked.Addresses, asked.DryRun)
 	if err != nil {
-		Refuse(w, http.StatusBadRequest, err.Error())
-		return
+		return MistakeError(err.Error())
 	}
 	say(w, http.StatusOK, map[string]any{"releases": releases})
+	return nil
 }
 
 // Release frees addresses that are as they were seen, and returns the outcome for each: one that

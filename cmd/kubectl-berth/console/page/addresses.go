@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"html/template"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -77,9 +76,7 @@ func (s *site) addresses(r *request) (*view, error) {
 	q.Limit = pageSize
 	page, err := s.Register.Addresses(r.scope, q)
 	if errors.Is(err, register.ErrPage) {
-		first := maps.Clone(r.query)
-		first.Del("after")
-		return nil, &mistake{http.StatusBadRequest, "No such page", "This is no page of the addresses in this order: begin with the first page, " + pathAndQuery("/addresses", first) + "."}
+		return nil, &mistake{http.StatusBadRequest, "No such page", "This is no page of the addresses in this order: begin with the first page, " + r.with("after", "") + "."}
 	}
 	if err != nil {
 		return nil, err
@@ -173,18 +170,13 @@ func columns(r *request, q *register.Query) []column {
 	} {
 		c := column{Name: of.name}
 		if of.sort != "" {
-			query := maps.Clone(r.query)
-			query.Del("after")
-			query.Del("order")
-			query.Set("sort", string(of.sort))
+			order := ""
 			if cmp.Or(q.Sort, register.ByAddress) == of.sort {
-				if c.Sorted = "ascending"; q.Descending {
-					c.Sorted = "descending"
-				} else {
-					query.Set("order", "desc")
+				if c.Sorted, order = "ascending", "desc"; q.Descending {
+					c.Sorted, order = "descending", ""
 				}
 			}
-			c.URL = pathAndQuery("/addresses", query)
+			c.URL = r.with("after", "", "order", order, "sort", string(of.sort))
 		}
 		all = append(all, c)
 	}
@@ -198,10 +190,7 @@ func chips(r *request) []chip {
 		{"q", "Text"}, {"state", "State"}, {"pool", "Pool"}, {"namespace", "Namespace"}, {"owner", "Owner"}, {"pod", "Pod"}, {"node", "Node"},
 	} {
 		if value := r.query.Get(of.parameter); value != "" {
-			without := maps.Clone(r.query)
-			without.Del(of.parameter)
-			without.Del("after")
-			all = append(all, chip{of.name, value, pathAndQuery("/addresses", without)})
+			all = append(all, chip{of.name, value, r.with(of.parameter, "", "after", "")})
 		}
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
@@ -54,7 +55,7 @@ func (m *markup) link(url, text string) *markup {
 
 func (m *markup) state(of standing.State) *markup {
 	class, letter := "none", "–"
-	if known, ok := letters[of]; ok {
+	if known, ok := poolmap.Letters[of]; ok {
 		class, letter = strings.ToLower(string(of)), string(known)
 	}
 	return m.tag(`<span class="state `).text(class).tag(`"><b aria-hidden="true">`).text(letter).tag(`</b>`).text(string(of)).tag(`</span>`)

@@ -281,10 +281,13 @@ func cut[T any](r *request, all []T) ([]T, pager, error) {
 	return all[from:to], p, nil
 }
 
-// with returns the URL of this page with another parameter, and without those that are empty.
-func (r *request) with(name, value string) string {
+// with returns the URL of this page with other parameters, each a name and a value, and without
+// those that are empty.
+func (r *request) with(parameters ...string) string {
 	query := maps.Clone(r.query)
-	query.Set(name, value)
+	for i := 0; i < len(parameters); i += 2 {
+		query.Set(parameters[i], parameters[i+1])
+	}
 	return pathAndQuery(r.URL.Path, query)
 }
 

@@ -3,6 +3,7 @@
 package register
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -15,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -92,20 +94,17 @@ func (r *Register) count(compiled *compiled) {
 	}
 }
 
-// recount counts a change of a row. The caller holds the lock.
+// recount counts a change of the row of an address. The caller holds the lock.
 func (r *Register) recount(before, after *Row) {
 	if r.compiled == nil {
 		return
 	}
-	if before != nil {
-		if home, ok := r.compiled.snapshot.Home(before.addr); ok {
-			r.compiled.counts[home].Drop(before.state.of())
-		}
+	home, ok := r.compiled.snapshot.Home(cmp.Or(before, after).addr)
+	if ok && before != nil {
+		r.compiled.counts[home].Drop(before.state.of())
 	}
-	if after != nil {
-		if home, ok := r.compiled.snapshot.Home(after.addr); ok {
-			r.compiled.counts[home].Add(after.state.of())
-		}
+	if ok && after != nil {
+		r.compiled.counts[home].Add(after.state.of())
 	}
 }
 
@@ -133,6 +132,8 @@ func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
 // uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are
 // Taken.
 func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	n := 0
 	for _, span := range pool.Ranges {
 		n += len(r.within(span))
@@ -174,15 +175,11 @@ func (r *Register) Map(scope Scope, name string) (Map, error) {
 	if err != nil {
 		return Map{}, err
 	}
-	at, valid := compiled.snapshot.Index(name)
-	if !valid {
+	pool := compiled.snapshot.Named(name)
+	if pool == nil {
 		return Map{}, fmt.Errorf("IPPool %s is invalid, %w: %w", name, ErrNoMap, compiled.snapshot.Invalid(name))
 	}
-	pool := compiled.snapshot.Pools()[at]
-	r.mu.RLock()
-	uses := r.uses(scope, pool)
-	r.mu.RUnlock()
-	drawn, ok := poolmap.Draw(pool, uses)
+	drawn, ok := poolmap.Draw(pool, r.uses(scope, pool))
 	if !ok {
 		return Map{}, fmt.Errorf("IPPool %s is too large, %w: ask for its free ranges", name, ErrNoMap)
 	}
@@ -210,23 +207,14 @@ func (r *Register) Free(name string, most int) (Free, error) {
 		return Free{}, err
 	}
 	answer := Free{Pool: name, Ranges: []string{}}
-	at, valid := compiled.snapshot.Index(name)
-	if !valid || compiled.snapshot.Pools()[at].Disabled {
+	pool := compiled.snapshot.Named(name)
+	if pool == nil || pool.Disabled {
 		return answer, nil
 	}
-	pool := compiled.snapshot.Pools()[at]
-	r.mu.RLock()
-	uses := r.uses(Everything, pool)
-	r.mu.RUnlock()
-	free := poolmap.Untaken(pool, uses)
+	free := poolmap.Untaken(pool, r.uses(Everything, pool))
 	answer.Free = min(math.MaxInt64, free.Size())
-	for i, span := range free {
-		if i == most {
-			answer.More = true
-			break
-		}
-		answer.Ranges = append(answer.Ranges, span.String())
-	}
+	answer.More = len(free) > most
+	answer.Ranges = iprange.Texts(free[:min(len(free), most)])
 	return answer, nil
 }
 

@@ -171,7 +171,10 @@ const (
 	None = ' '
 )
 
-var letters = map[standing.State]byte{standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling, standing.Taken: Taken}
+// Letters are those of states.
+var Letters = map[standing.State]byte{
+	standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling, standing.Taken: Taken, standing.Free: Free,
+}
 
 // Row is a line of a map: cells from an address on.
 type Row struct {
@@ -284,7 +287,7 @@ func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses) byte {
 	uses = since(uses, cell.First)
 	if cell.First == cell.Last {
 		if len(uses) > 0 && uses[0].Addr == cell.First {
-			if letter, ok := letters[uses[0].State]; ok {
+			if letter, ok := Letters[uses[0].State]; ok {
 				return letter
 			}
 		}

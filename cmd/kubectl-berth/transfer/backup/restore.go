@@ -411,7 +411,7 @@ func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	}
 	for _, ip := range pod.Status.PodIPs {
 		addr, err := netip.ParseAddr(ip.IP)
-		if err != nil || p.poolOf(addr) == nil {
+		if err != nil || p.snapshot.PoolOf(addr) == nil {
 			return nil, nil
 		}
 		told = append(told, v1alpha1.NameOf(addr))
@@ -421,18 +421,11 @@ func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	}
 	names, _ := podrequest.NamesOf(pod)
 	for _, name := range names {
-		if addr, err := v1alpha1.AddrOf(name); err == nil && !slices.Contains(told, name) && p.poolOf(addr) != nil && int64(len(told)+len(also)) < wants {
+		if addr, err := v1alpha1.AddrOf(name); err == nil && !slices.Contains(told, name) && p.snapshot.PoolOf(addr) != nil && int64(len(told)+len(also)) < wants {
 			also = append(also, name)
 		}
 	}
 	return told, also
-}
-
-func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
-	if home, ok := p.snapshot.Home(addr); ok {
-		return p.snapshot.Pools()[home]
-	}
-	return nil
 }
 
 // lateAddress decides about an address that a live pod got after the backup; saved is the
@@ -524,7 +517,7 @@ func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 		Node:          pod.Spec.NodeName,
 		ReleasePolicy: v1alpha1.ReleasePodDeleted, Since: new(v1alpha1.FloatingIPSpec).NextSince(p.input.Now),
 	}
-	if pool := p.poolOf(addr); pool != nil {
+	if pool := p.snapshot.PoolOf(addr); pool != nil {
 		spec.Pool, spec.ExternallyAssigned = pool.Name, pool.ExternalAssigner
 		spec.Network = pool.Network()
 	}

@@ -240,10 +240,8 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 			ip.Spec.Since = &metav1.Time{Time: since.UTC()}
 		}
 	}
-	if home, ok := p.snapshot.Home(addr); ok {
-		pool := p.snapshot.Pools()[home]
-		ip.Spec.Pool = pool.Name
-		ip.Spec.Network = pool.Network()
+	if pool := p.snapshot.PoolOf(addr); pool != nil {
+		ip.Spec.Pool, ip.Spec.Network = pool.Name, pool.Network()
 	}
 	return ip
 }

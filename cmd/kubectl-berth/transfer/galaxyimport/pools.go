@@ -125,14 +125,12 @@ func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alph
 		},
 		Spec: v1alpha1.IPPoolSpec{
 			Subnet:           subnet.Prefix.String(),
+			Ranges:           iprange.Texts(ranges),
 			Gateway:          subnet.Gateway.String(),
 			VLAN:             subnet.VLAN,
 			ExternalAssigner: p.input.Options.ExternalAssigner,
 			Disabled:         !p.input.Options.EnablePools,
 		},
-	}
-	for _, r := range ranges {
-		pool.Spec.Ranges = append(pool.Spec.Ranges, r.String())
 	}
 	for _, nodes := range subnet.NodeSubnets {
 		pool.Spec.NodeSubnets = append(pool.Spec.NodeSubnets, nodes.String())
