@@ -200,8 +200,7 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 	}
 	var pod *v1.Pod
 	if t.Kind == "Pod" {
-		// It only tells whether the addresses are of an earlier pod; a user who may not read it may still
-		// read FloatingIPs.
+		// It only tells whether the addresses are of an earlier pod, and the user may lack the right.
 		if pod, err = l.Kube.CoreV1().Pods(t.Namespace).Get(ctx, t.Name, metav1.GetOptions{}); err != nil {
 			pod = nil
 		}

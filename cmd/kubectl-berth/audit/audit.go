@@ -20,11 +20,9 @@ import (
 	"iter"
 	"slices"
 	"sync"
-
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,15 +40,12 @@ type Options struct {
 	// Agents says whether the agents of the nodes are looked at, too. Namespace is theirs.
 	Agents    bool
 	Namespace string
-	// Progress is called with the number of objects of a kind that are listed so far, and may
-	// be nil. It is called concurrently.
+	// Progress is called concurrently with the number of listed objects of a kind; nil: it is not.
 	Progress func(what string, n int)
-	// Doubts is called with the suspects before these are looked at again, and with the time until
-	// which that goes on; it may be nil.
+	// Doubts is called with the suspects that are looked at again until then; nil: it is not.
 	Doubts func(suspects []Finding, until time.Time)
 }
 
-// Auditor looks for objects that contradict each other.
 type Auditor struct {
 	clients reclaim.Clients
 	options Options
@@ -78,8 +73,7 @@ type Report struct {
 	Addresses, Pods, Pools int
 }
 
-// firstPause is the time until suspects are looked at again. It doubles each time: most are
-// gone soon.
+// firstPause is until suspects are looked at again. It doubles each time: most are gone soon.
 const firstPause = 500 * time.Millisecond
 
 // Run looks at everything once, and at suspects again until they are gone or have lasted for
@@ -174,8 +168,7 @@ func (u unread) texts() []string {
 	return texts
 }
 
-// workers is the number of addresses that are decided about at the same time: each may need
-// requests to the API server.
+// workers decide about addresses at the same time: each may need requests to the API server.
 const workers = 16
 
 func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (found []Finding, not unread, err error) {
@@ -213,8 +206,7 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (fou
 	return found, not, err
 }
 
-// isPassing says whether an error is of this process's way to the API server, and not of an
-// owner that cannot be read.
+// isPassing says whether an error is of the way to the API server, and not of an owner.
 func isPassing(err error) bool {
 	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || errors.Is(err, context.Canceled) ||
 		apierrors.ReasonForError(err) == "" && !errors.Is(err, customkind.ErrMoved))

@@ -170,7 +170,6 @@ func controllerLogs(namespace string) string {
 	return fmt.Sprintf("kubectl -n %s logs deployment/berth-controller --all-pods", namespace)
 }
 
-// ObjectOf names a FloatingIP in its present state.
 func ObjectOf(ip *v1alpha1.FloatingIP) Object {
 	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
 }
@@ -282,8 +281,7 @@ func (c *comparison) comparePods() {
 	}
 }
 
-// comparePod looks at the addresses that record a pod, and at its IPs. What its annotation says is
-// its user's.
+// comparePod looks at the addresses that record a pod, and its IPs. Its annotation is its user's.
 func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	var bound []netip.Addr
 	for _, ip := range c.Recorded(pod.UID) {

@@ -66,8 +66,7 @@ func sorted(findings []Finding) []Finding {
 // Code names a kind of finding. Codes are stable: scripts and alerts may name them.
 type Code string
 
-// The codes. B1 is about addresses, B2 about pods, B3 about pools, B4 about nodes, B5 about
-// the wire, B6 about the installation.
+// B1 is about addresses, B2 pods, B3 pools, B4 nodes, B5 the wire, B6 the installation.
 const (
 	PodGone      Code = "B101"
 	OwnerGone    Code = "B102"

@@ -216,8 +216,7 @@ func (a *Auditor) renew(ctx context.Context, o *objects, suspects []Finding) (*o
 	return o, errors.Join(errs...)
 }
 
-// mostSingle is the number of suspects that are read again one by one. Beyond it, lists cost
-// the API server less.
+// mostSingle suspects are read again one by one. Of more, lists cost the API server less.
 const mostSingle = 500
 
 // renewal reads each object once.
@@ -262,7 +261,6 @@ func (r *renewal) object(object Object) error {
 	return nil
 }
 
-// isAgent says whether a pod is renewed with the agents.
 func (r *renewal) isAgent(pod Object) bool {
 	if r.o.agents == nil || pod.Kind != "Pod" {
 		return false
@@ -302,8 +300,7 @@ func (r *renewal) addresses(selector string, are func(*v1alpha1.FloatingIP) bool
 	return nil
 }
 
-// pod has the fields of a Pod that an audit and a rehearsal read. A Pod takes 1.5 kB even if
-// all its other fields are empty.
+// pod has the fields of a Pod that are read: an empty Pod takes 1.5 kB.
 type pod struct {
 	key                   types.NamespacedName
 	uid                   types.UID

@@ -89,8 +89,7 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
 }
 
-// Run audits the cluster and its admission policies, and says on stderr what it is doing, unless
-// progress is nil.
+// Run audits the cluster and its admission policies, and tells progress, unless that is nil.
 func Run(ctx context.Context, call *command.Call, progress *command.Progress, o audit.Options) (*audit.Report, error) {
 	o.Namespace = call.System
 	if progress != nil {

@@ -190,7 +190,6 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	return "reserved in pool " + pool.Name, nil
 }
 
-// given refuses an address that no pool gives.
 func (o *reserving) given(what string, addr netip.Addr) error {
 	return refusal(what + standing.OfNobody(addr, o.all, o.pools).Because)
 }

@@ -38,8 +38,7 @@ type Command struct {
 	Aliases, ValidArgs        []string
 	// Args counts the arguments; nil: there are none.
 	Args cobra.PositionalArgs
-	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are
-	// none.
+	// Names is the kind of a bare name among the arguments; empty: they are no targets.
 	Names         string
 	Flags         func(flags *pflag.FlagSet)
 	CompleteFlags map[string]Completion
@@ -50,16 +49,13 @@ type Command struct {
 	Found string
 	// Namespaced commands have -n. For one that is Everywhere its default is all namespaces.
 	Namespaced, Everywhere bool
-	// Programs: the command asks Berth's programs, whose namespace --berth-namespace names, for
-	// [Call.System].
+	// Programs: the command asks Berth's programs, and has --berth-namespace for [Call.System].
 	Programs bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
-	// Prepare checks flags and arguments and reads files, before anything is asked of the
-	// cluster. It may be nil.
+	// Prepare checks flags and arguments and reads files before the cluster is asked; nil: nothing.
 	Prepare func(call *Call) error
-	// Offline says, after the flags were read, that the call needs no cluster; nil: it always needs
-	// one.
+	// Offline says that the call needs no cluster, by its flags; nil: it always needs one.
 	Offline func() bool
 	// Answer asks the cluster. An answer is printed also if there is an error, such as an
 	// [answer.FindingsError]. The command has the flags of [answer.Format].
@@ -72,14 +68,12 @@ type Call struct {
 	*Cluster
 	genericiooptions.IOStreams
 	Args []string
-	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after
-	// Prepare.
+	// Targets are the arguments, with [Command.Names]. Their namespaces are set after Prepare.
 	Targets  []target.Target
 	Watching bool
 	// ForPeople says that the output is a table or text.
 	ForPeople bool
-	// DryRun says that the user gave --dry-run: the API server is asked whether it would do the work,
-	// and does nothing.
+	// DryRun says that the API server is asked whether it would do the work, and does nothing.
 	DryRun bool
 
 	// The following are set after Prepare.
@@ -101,8 +95,7 @@ type Call struct {
 	follow func(ctx context.Context, show func(*answer.Answer) error) error
 }
 
-// Follow has an answer printed for each event after a resource version, if the user gave -w.
-// A nil answer prints nothing.
+// Follow has an answer, if not nil, printed for each event after a resource version, with -w.
 func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), say func(watch.Event) (*answer.Answer, error)) {
 	c.follow = func(ctx context.Context, show func(*answer.Answer) error) error {
 		return follow(ctx, version, start, func(event watch.Event) error {
@@ -243,7 +236,6 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 	return call.follow(ctx, show)
 }
 
-// DryRuns returns the value of the API's parameter dryRun.
 func (c *Call) DryRuns() []string {
 	if c.DryRun {
 		return []string{metav1.DryRunAll}

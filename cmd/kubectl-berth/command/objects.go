@@ -42,6 +42,15 @@ func (c *Call) Pools(ctx context.Context) ([]*v1alpha1.IPPool, error) {
 	return pools, nil
 }
 
+// Nodes lists the nodes that a label selector selects, all if it is empty.
+func (c *Call) Nodes(ctx context.Context, selector string) ([]v1.Node, error) {
+	list, err := c.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	return list.Items, nil
+}
+
 // FloatingIP returns the FloatingIP of an address, nil if there is none.
 func (c *Call) FloatingIP(ctx context.Context, addr netip.Addr) (*v1alpha1.FloatingIP, error) {
 	ip, err := c.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
@@ -54,8 +63,7 @@ func (c *Call) FloatingIP(ctx context.Context, addr netip.Addr) (*v1alpha1.Float
 	return ip, nil
 }
 
-// EachFloatingIP calls do with the FloatingIPs that a field selector selects, all if it is
-// empty. It keeps one page of them in memory.
+// EachFloatingIP calls do with all that a field selector selects, and keeps one page in memory.
 func (c *Call) EachFloatingIP(ctx context.Context, selector string, do func(*v1alpha1.FloatingIP)) error {
 	if err := Each(ctx, c.Berth.FloatingIPs.List, metav1.ListOptions{FieldSelector: selector, Limit: 5000}, func(ip *v1alpha1.FloatingIP) error {
 		do(ip)
@@ -66,8 +74,7 @@ func (c *Call) EachFloatingIP(ctx context.Context, selector string, do func(*v1a
 	return nil
 }
 
-// FloatingIPs lists the FloatingIPs that a field selector selects, and returns the
-// resource version of the list.
+// FloatingIPs lists those that a field selector selects, with the list's resource version.
 func (c *Call) FloatingIPs(ctx context.Context, selector string) ([]v1alpha1.FloatingIP, string, error) {
 	list, err := c.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
@@ -107,13 +114,11 @@ func LastSeen(event *v1.Event) *metav1.Time {
 	return &metav1.Time{Time: cmp.Or(event.LastTimestamp.Time, event.EventTime.Time, event.CreationTimestamp.Time)}
 }
 
-// objects reads the objects of a resource, of a namespace unless that is empty.
 func (c *Call) objects(resource schema.GroupVersionResource, namespace string) metadata.ResourceInterface {
 	return c.Metadata.Resource(resource).Namespace(namespace)
 }
 
-// Request reads the requests of pods, as the scheduler does. It asks for the objects of which many
-// pods are once.
+// Request reads the requests of pods, as the scheduler does, and asks for what they share once.
 func (c *Call) Request(ctx context.Context, reader podrequest.Reader) func(pod *v1.Pod) (ipam.Request, error) {
 	between, namespaces := c.Between(ctx), c.named(ctx, "Namespace")
 	return func(pod *v1.Pod) (ipam.Request, error) {
@@ -204,8 +209,7 @@ func (c *Call) place() error {
 	return nil
 }
 
-// Require returns an error if there is no such object. It knows nothing of objects that the user
-// may not read.
+// Require returns an error if there is no such object, unless the user may not read it.
 func (c *Call) Require(ctx context.Context, t *target.Target) error {
 	resource, _, known := target.Resource(t.Kind)
 	if !known {
@@ -252,8 +256,7 @@ func alike(name string, there *metav1.PartialObjectMetadataList) string {
 	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// resourceOf finds a kind that is not known here, as the user wrote it, among those that the API
-// server serves.
+// resourceOf finds a kind that is not known here among those that the API server serves.
 func (c *Call) resourceOf(kind string) (resource schema.GroupVersionResource, err error) {
 	mapper, err := c.flags.ToRESTMapper()
 	if err == nil {
@@ -332,7 +335,7 @@ func (c *Call) Object(ctx context.Context, t *target.Target, kind string) (strin
 	return t.Name, c.Require(ctx, t)
 }
 
-// OfPool returns the pool in the value of a flag, and what selects its addresses; all if it is empty.
+// OfPool returns the pool in a flag's value, and what selects its addresses; empty: all.
 func (c *Call) OfPool(ctx context.Context, flag, value string) (pool, selector string, err error) {
 	if pool, err = c.ObjectOf(ctx, flag, value, "IPPool"); pool != "" {
 		selector = "spec.pool=" + pool

@@ -21,8 +21,7 @@ import (
 
 func (c *Call) Ports() *agentport.Ports { return &agentport.Ports{Kube: c.Kube, Namespace: c.System} }
 
-// Programs returns the pods of one of Berth's programs, of one node or, where that is empty, of
-// all, the newest first. Blocking.
+// Programs returns a program's pods, of one node or, if that is empty, all, newest first. Blocking.
 func (c *Call) Programs(ctx context.Context, selector, node string) ([]*v1.Pod, error) {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -99,8 +98,7 @@ func AskPods[A any](pods []*v1.Pod, question string, ask func(*v1.Pod) (A, error
 	return unknown
 }
 
-// Progress tells the user on stderr, every few seconds, what a long command is doing. Safe for
-// concurrent use.
+// Progress tells on stderr, every few seconds, what a long command does. Safe for concurrent use.
 type Progress struct {
 	out io.Writer
 

@@ -102,8 +102,7 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	return serve.Until(ctx, listener, handler)
 }
 
-// grace is how long something must be wrong, without a change, to be a finding, as for kubectl
-// berth check.
+// grace is as for kubectl berth check.
 const grace = 20 * time.Second
 
 // check runs kubectl berth check for the page.

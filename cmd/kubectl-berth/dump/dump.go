@@ -240,8 +240,7 @@ func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {
 	case "Pod":
 		scrubPodSpec(object.Object, "spec")
 	case "StatefulSet", "Deployment", "DaemonSet":
-		template, _, _ := unstructured.NestedMap(object.Object, "spec", "template")
-		if template != nil {
+		if template, _, _ := unstructured.NestedMap(object.Object, "spec", "template"); template != nil {
 			inner := &unstructured.Unstructured{Object: template}
 			inner.SetAnnotations(ours(inner.GetAnnotations()))
 			scrubPodSpec(template, "spec")
@@ -312,17 +311,6 @@ type bundle struct {
 	err   error
 }
 
-func (b *bundle) add(name string, text []byte) {
-	if b.err != nil {
-		return
-	}
-	b.err = b.tar.WriteHeader(&tar.Header{Name: "berth-dump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: b.now})
-	if b.err == nil {
-		_, b.err = b.tar.Write(text)
-	}
-	b.names = append(b.names, name)
-}
-
 func (b *bundle) addJSON(name string, content any) {
 	text, err := json.MarshalIndent(content, "", "  ")
 	b.addEncoded(name, text, err)
@@ -339,13 +327,19 @@ func (b *bundle) addEncoded(name string, text []byte, err error) {
 		b.leaveOut(name, failure.Explain(err))
 		return
 	}
-	b.add(name, text)
+	if b.err == nil {
+		b.err = b.tar.WriteHeader(&tar.Header{Name: "berth-dump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: b.now})
+	}
+	if b.err == nil {
+		_, b.err = b.tar.Write(text)
+	}
+	b.names = append(b.names, name)
 }
 
 func (b *bundle) leaveOut(what, why string) { b.left = append(b.left, what+": "+why) }
 
 func (b *bundle) close() error {
 	text := "In this bundle:\n" + strings.Join(b.names, "\n") + "\n\nLeft out:\n" + strings.Join(b.left, "\n") + "\n"
-	b.add("contents.txt", []byte(text))
+	b.addEncoded("contents.txt", []byte(text), nil)
 	return errors.Join(b.err, b.tar.Close(), b.zip.Close())
 }

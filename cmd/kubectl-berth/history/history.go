@@ -144,8 +144,7 @@ func readFile(book *ledger.Ledger, name string, stdin io.Reader) error {
 
 const programs = "app.kubernetes.io/name in (berth-scheduler, berth-controller)"
 
-// readPods reads the logs of the scheduler's and the controller's pods, also from before their last
-// restart.
+// readPods reads the programs' logs, also from before their last restart.
 func (o *options) readPods(ctx context.Context, call *command.Call, book *ledger.Ledger, report *Report) error {
 	pods, err := call.Kube.CoreV1().Pods(call.System).List(ctx, metav1.ListOptions{LabelSelector: programs})
 	if err != nil {

@@ -200,8 +200,7 @@ func (o *exporting) netBox(ctx context.Context, call *command.Call, rows []Row) 
 	return nil
 }
 
-// records returns the rows for NetBox, or the changes of its list, and the entries of it that
-// others have.
+// records returns what NetBox is to have, or to change, and entries of it that others have.
 func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Record, []netbox.Entry, error) {
 	var wanted []netbox.Record
 	taken := make(map[netip.Addr]*Row, len(rows))
@@ -228,8 +227,7 @@ func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Reco
 	return changes, foreign, err
 }
 
-// record returns the row as NetBox imports it. It has no times, so it is the same until the address
-// changes hands.
+// record has no times, so it is the same until the address changes hands.
 func (r *Row) record(snapshot *pools.Snapshot) netbox.Record {
 	status := netbox.Active
 	if r.Pod == "" {
@@ -238,8 +236,7 @@ func (r *Row) record(snapshot *pools.Snapshot) netbox.Record {
 	return netbox.NewRecord(r.addr, r.bits(snapshot), status, r.describe())
 }
 
-// bits returns the prefix length of the address's network: of the one that its pod has, or else of
-// the pool's.
+// bits returns the prefix length of the network that its pod has, or else of the pool's.
 func (r *Row) bits(snapshot *pools.Snapshot) int {
 	if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
 		return subnet.Bits()
@@ -260,8 +257,7 @@ func (r *Row) describe() string {
 	return strings.ToLower(r.State)
 }
 
-// WriteCSV writes addresses as export prints them: each calls its function with one after the
-// other. It keeps none in memory.
+// WriteCSV writes addresses as export prints them, one after the other, and keeps none in memory.
 func WriteCSV(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error {
 	writer := csv.NewWriter(to)
 	err := writer.Write(header)

@@ -35,16 +35,18 @@ const topExamples = `  # The fullest pools
   # Which owners retain addresses without using them?
   kubectl berth top owners --sort retained`
 
-// byPools is the kind that is not counted here: its status has the numbers.
-const byPools = "pools"
+const (
+	byPools    = "pools" // not counted here: their status has the numbers
+	nodes      = "nodes"
+	namespaces = "namespaces"
+	owners     = "owners"
+)
 
 var topKinds = []string{byPools, nodes, namespaces, owners}
 
 func NewTop() command.Command {
-	var (
-		sort string
-		most int
-	)
+	var sort string
+	var most int
 	return command.Command{
 		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
 		ValidArgs:     topKinds,
@@ -139,12 +141,6 @@ func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 	}
 	return a
 }
-
-const (
-	nodes      = "nodes"
-	namespaces = "namespaces"
-	owners     = "owners"
-)
 
 type Share struct {
 	Name     string `json:"name"`

@@ -99,8 +99,7 @@ func unlessGone(err error, owner *ipam.Owner) error {
 	return fmt.Errorf("get %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)
 }
 
-// full returns the nodes that advertise as many addresses as their pods have, so that they can
-// have none for the pod.
+// full returns the nodes whose pods have as many addresses as the node advertises.
 func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, error) {
 	limits, used := map[string]map[v1.ResourceName]int64{}, map[string]map[v1.ResourceName]int64{}
 	for i := range nodes {
@@ -158,15 +157,13 @@ func (l *look) known(ctx context.Context, namespace string) (*known, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
 	}
-	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return nil, fmt.Errorf("list the nodes: %w", err)
+	if l.nodes, err = l.Nodes(ctx, ""); err != nil {
+		return nil, err
 	}
 	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
 	for i := range pods.Items {
 		k.pods[pods.Items[i].Name] = &pods.Items[i]
 	}
-	l.nodes = nodes.Items
 	for i := range l.nodes {
 		k.nodes[l.nodes[i].Name] = &l.nodes[i]
 	}

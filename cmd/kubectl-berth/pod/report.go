@@ -40,8 +40,7 @@ type Why struct {
 	// Problem is the cause, if one alone is enough.
 	Problem string `json:"problem,omitempty"`
 	Asks    string `json:"asks,omitempty"`
-	// Pools are the pools that the pod may use by their names and labels, and Others the number of
-	// others.
+	// Pools may be used by their names and labels, and Others is the number of others.
 	Pools     []pool    `json:"pools,omitempty"`
 	Others    int       `json:"otherPools,omitempty"`
 	Nodes     []Node    `json:"nodes,omitempty"`
@@ -316,8 +315,7 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	}
 }
 
-// tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and
-// not again in the nodes'.
+// tables prints addresses, pools and nodes. A pool's lack stands in its row alone.
 func (w *Why) tables(out io.Writer) {
 	addresses, ofPod := answer.NewTable("Address", "Pool", "Nodes", "Problem"), answer.NewTable("Address", "Pool", "Problem")
 	for _, a := range w.Addresses {
@@ -349,8 +347,7 @@ func (w *Why) tables(out io.Writer) {
 	nodes.Print(out)
 }
 
-// repeats says whether a text of the scheduler's has nothing but what is said of the pod or of each
-// node here.
+// repeats says whether the scheduler's text has nothing but what is said here.
 func (w *Why) repeats(text string) bool {
 	if w.Problem != "" && strings.Contains(text, w.Problem) {
 		return true
@@ -380,8 +377,7 @@ func ago(at *metav1.Time, now time.Time) string {
 	return ", " + answer.Age(at, now) + " ago"
 }
 
-// Cause is what a pod waits for, with the words of the metric berth_scheduler_waiting_pods where
-// the scheduler has one.
+// Cause has the words of the metric berth_scheduler_waiting_pods where the scheduler has one.
 type Cause string
 
 const (

@@ -121,8 +121,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 	return l.explain(ctx)
 }
 
-// worse says whether a pod needs an explanation more than another of its workload: it waits, or is
-// not ready.
+// worse says whether a pod needs an explanation more: it waits, or is not ready.
 func worse(pod, other *v1.Pod) bool {
 	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
@@ -418,8 +417,7 @@ func (l *look) judge(ctx context.Context, why *Why, service *v1.Service, shown [
 	return nil
 }
 
-// standing reads the objects that decide about a Service. wrong is about its request, or that of
-// the Service that leads its group.
+// standing reads what decides about a Service. wrong is about its request, or its leader's.
 func (l *look) standing(ctx context.Context, service *v1.Service) (standing services.Standing, wrong, err error) {
 	namespace, err := l.Kube.CoreV1().Namespaces().Get(ctx, service.Namespace, metav1.GetOptions{})
 	if err != nil {

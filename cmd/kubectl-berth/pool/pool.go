@@ -247,32 +247,25 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &found{}
-	for _, pool := range all {
-		if pool.Name == name {
-			f.object = pool
-		}
-	}
 	snapshot := pools.Compile(all) // an older pool keeps addresses that both list
-	at, ok := snapshot.Index(name)
-	if f.object == nil || !ok {
+	f := &found{pool: snapshot.Named(name)}
+	if f.pool == nil {
 		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
 	}
-	f.pool = snapshot.Pools()[at]
-	nodes, err := call.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	f.object = all[slices.IndexFunc(all, func(pool *v1alpha1.IPPool) bool { return pool.Name == name })]
+	nodes, err := call.Nodes(ctx, "")
 	if err != nil && failure.Forbidden(err) == "" {
-		return nil, fmt.Errorf("list the nodes: %w", err)
+		return nil, err
 	}
 	if err == nil {
 		f.nodes = new(int)
-		for i := range nodes.Items {
-			if f.pool.Serves(&nodes.Items[i]) {
+		for i := range nodes {
+			if f.pool.Serves(&nodes[i]) {
 				*f.nodes++
 			}
 		}
 	}
-	// An administrator may have named no pool, and addresses may be recorded under another pool's
-	// name.
+	// An administrator may have named no pool, and addresses may be recorded under another pool.
 	status := &f.object.Status
 	for _, selectors := range [][]string{{"spec.pool=" + name, "spec.pool="}, {""}} {
 		for _, selector := range selectors {
@@ -420,11 +413,7 @@ func (f *found) free(first int) (*answer.Answer, error) {
 	case n < uint64(first):
 		err = answer.FindingsError(fmt.Sprintf("IPPool %s has only %d free addresses.", f.pool.Name, n))
 	}
-	return freeAnswer(f.pool.Name, free, first), err
-}
-
-func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
-	content := Free{Pool: pool, Free: free.Size(), Ranges: iprange.Texts(free), Addresses: poolmap.First(free, first)}
+	content := Free{Pool: f.pool.Name, Free: free.Size(), Ranges: iprange.Texts(free), Addresses: poolmap.First(free, first)}
 	a := &answer.Answer{Kind: "FreeAddresses", Content: content}
 	if first > 0 {
 		a.Table = answer.NewTable("Address")
@@ -432,7 +421,7 @@ func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
 			a.Table.Add(addr.String())
 			a.Names = append(a.Names, addr.String())
 		}
-		return a
+		return a, err
 	}
 	a.Names = content.Ranges
 	a.Table = answer.NewTable("Range", "Addresses")
@@ -442,5 +431,5 @@ func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
 	if len(free) > 1 {
 		a.Text = func(out io.Writer, _ answer.Paint) { fmt.Fprintf(out, "\n%s free addresses\n", number(free.Size())) }
 	}
-	return a
+	return a, err
 }

@@ -60,22 +60,24 @@ func read(ctx context.Context, call *command.Call, c *departure.Cluster) (err er
 	if c.Pools, err = call.Pools(ctx); err != nil {
 		return err
 	}
-	if err := command.Each(ctx, call.Berth.IPClaims("").List, metav1.ListOptions{}, func(claim *v1alpha1.IPClaim) error {
-		c.Claims = append(c.Claims, claim)
-		return nil
-	}); err != nil {
+	claims, err := call.Berth.IPClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
 		return fmt.Errorf("list the IPClaims: %w", err)
+	}
+	for i := range claims.Items {
+		c.Claims = append(c.Claims, &claims.Items[i])
 	}
 	if err := call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) { c.IPs = append(c.IPs, ip) }); err != nil {
 		return err
 	}
-	if err := command.Each(ctx, call.Kube.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *v1.Node) error {
-		if !slices.Contains(c.Leaving, node.Name) {
-			c.Staying = append(c.Staying, node)
+	nodes, err := call.Nodes(ctx, "")
+	if err != nil {
+		return err
+	}
+	for i := range nodes {
+		if !slices.Contains(c.Leaving, nodes[i].Name) {
+			c.Staying = append(c.Staying, &nodes[i])
 		}
-		return nil
-	}); err != nil {
-		return fmt.Errorf("list the nodes: %w", err)
 	}
 	return readLeaving(ctx, call, c)
 }

@@ -55,8 +55,7 @@ func Of(ip *v1alpha1.FloatingIP) State {
 	return Retained
 }
 
-// RestsUntil returns when the cooldown of an address ends that has one; the zero time if
-// its pool is not known.
+// RestsUntil returns when a cooldown ends; the zero time if its pool is not known.
 func RestsUntil(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool) time.Time {
 	for _, pool := range all {
 		if ip.Spec.ReleasedAt != nil && pool.Name == ip.Spec.Pool && pool.Spec.Cooldown != nil {
@@ -75,8 +74,7 @@ type Nobody struct {
 	Because string
 }
 
-// OfNobody returns the state of an address that has no FloatingIP, by the pools and the snapshot
-// that [pools.Compile] makes of them.
+// OfNobody is of an address without a FloatingIP, by the pools and their snapshot.
 func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot) Nobody {
 	if pool := snapshot.PoolOf(addr); pool != nil {
 		if pool.Disabled {
@@ -149,15 +147,13 @@ type Address struct {
 	Since         *metav1.Time           `json:"since,omitempty"`
 	ReleasePolicy v1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 	LastPod       string                 `json:"lastPod,omitempty"`
-	// CoolsUntil is when a cooldown ends, or at the latest the rest for the node that carried the
-	// address last.
+	// CoolsUntil is when its cooldown ends, or at the latest that for its last node.
 	CoolsUntil *metav1.Time `json:"coolsUntil,omitempty"`
 	// Conflict: a host outside of the cluster has the address, too.
 	Conflict bool `json:"conflict,omitempty"`
 	// Note says in a sentence why nobody has the address, or which facts about it are unknown.
 	Note string `json:"note,omitempty"`
-	// UID and ResourceVersion of the FloatingIP, of addresses that can be released as they are here:
-	// those of the console.
+	// UID and ResourceVersion are set where addresses can be released as they are: in the console.
 	UID             string `json:"uid,omitempty"`
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 
@@ -262,7 +258,6 @@ func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time
 	}
 }
 
-// AddressOfNobody returns an address that has no FloatingIP, as [OfNobody] does.
 func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool, compiled *pools.Snapshot) Address {
 	said := OfNobody(addr, all, compiled)
 	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}

@@ -26,14 +26,12 @@ type Target struct {
 	// Kind as Kubernetes writes it, or the user's word for a kind that is not known here.
 	Kind            string
 	Namespace, Name string
-	// Range of a target that is Addresses. hostBits says that it was written as one of its addresses
-	// with a prefix length.
+	// Range of Addresses. hostBits: it was written as one address with a prefix length.
 	Range    iprange.Range
 	hostBits string
 }
 
-// kinds are those that people name by short names. Others are named as Kubernetes does, with their
-// group where need be.
+// kinds have short names. Others are named as Kubernetes does, with their group if need be.
 var kinds = []struct {
 	kind, group, version, resource string
 	namespaced                     bool
@@ -80,8 +78,7 @@ func KindOf(word string) (kind string, ok bool) {
 // isKind says whether a word is written as a kind is, and a name cannot be.
 func isKind(word string) bool { return strings.IndexFunc(word, unicode.IsUpper) >= 0 }
 
-// Join joins words of a command line where one is a kind and the next its object: "StatefulSet
-// shop/web", as commands print owners.
+// Join joins a kind and the word after it, "StatefulSet shop/web", as commands print owners.
 func Join(words []string) []string {
 	var joined []string
 	for i := 0; i < len(words); i++ {
@@ -261,8 +258,7 @@ func (t *Target) Selector() string {
 	return selector
 }
 
-// Has says whether an address is the target's: of a pod, one that it holds or that is kept for a
-// pod of its name.
+// Has says whether an address is the target's: a pod's also if it is kept for its name.
 func (t *Target) Has(ip *v1alpha1.FloatingIP) bool {
 	spec := &ip.Spec
 	switch {

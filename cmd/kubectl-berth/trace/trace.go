@@ -143,8 +143,7 @@ func (t *Trace) answer(broken *Link, name string) *answer.Answer {
 	}
 }
 
-// timeline returns the moments that objects and events record, the oldest first.
-// Blocking.
+// timeline returns what objects and events record, the oldest first. Blocking.
 func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []moment, unknown []string) {
 	add := func(at time.Time, format string, args ...any) {
 		if !at.IsZero() {

@@ -111,8 +111,7 @@ func writeFile(name string, write func(io.Writer) error) (err error) {
 	return os.Rename(file.Name(), name)
 }
 
-// writeBackup writes a document for each object, or a list of them, in the order pools, claims,
-// addresses, others.
+// writeBackup writes documents, or a list, of pools, claims, addresses and others.
 func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host string, now time.Time) error {
 	all := make([]map[string]any, 0, objects.Len())
 	for _, object := range objects.All() {

@@ -166,8 +166,7 @@ func row(item *plan.Item) []any {
 // addresses in use are recorded.
 var ofGalaxy = []string{"IPClaim", "FloatingIP", "IPPool"}
 
-// printObjects writes the objects to create, in the order in which to create them. An update needs
-// the existing object: it is not printed.
+// printObjects writes the objects to create, in order. An update needs the existing object.
 func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	var flags genericclioptions.JSONYamlPrintFlags
 	printer, err := flags.ToPrinter(format)

@@ -276,8 +276,6 @@ const (
 	port = 8080
 	// patienceOfCall is how long a pod may take to say that it got an answer.
 	patienceOfCall = 5 * time.Second
-	// hostname is the label of a node's name that its kubelet sets.
-	hostname = v1.LabelHostname
 )
 
 // begin makes the namespace and the pods. It deletes the namespace where it fails.
@@ -317,7 +315,7 @@ func (t *trial) begin(ctx context.Context) error {
 // podSpec is of a pod that a namespace takes which enforces the Pod Security Standard restricted.
 // The pods go to different nodes where they can.
 func podSpec(image string) v1.PodSpec {
-	apart := v1.PodAffinityTerm{TopologyKey: hostname, LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}}
+	apart := v1.PodAffinityTerm{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}}
 	return v1.PodSpec{
 		TerminationGracePeriodSeconds: new(int64(0)), AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 		SecurityContext: &v1.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(65534)), SeccompProfile: &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault}},
@@ -373,11 +371,11 @@ func (t *trial) whyNot(ctx context.Context, pod *v1.Pod) string {
 
 // replace deletes a server, and has the next one run on another node, where there is one for pods.
 func (t *trial) replace(ctx context.Context, old *v1.Pod) (elsewhere bool, err error) {
-	nodes, err := t.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	nodes, err := t.Nodes(ctx, "")
 	if err != nil {
-		return false, fmt.Errorf("list nodes: %w", err)
+		return false, err
 	}
-	for _, n := range nodes.Items {
+	for _, n := range nodes {
 		closed := slices.ContainsFunc(n.Spec.Taints, func(taint v1.Taint) bool { return taint.Effect != v1.TaintEffectPreferNoSchedule })
 		elsewhere = elsewhere || n.Name != old.Spec.NodeName && !n.Spec.Unschedulable && !closed
 	}
@@ -458,8 +456,7 @@ func (t *trial) forwarded(ctx context.Context, pod *v1.Pod, do func(local string
 	return do(fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 }
 
-// watchGap has the client ask an address until end, which returns the longest time without an
-// answer.
+// watchGap has the client ask an address until end, which returns the longest gap.
 func (t *trial) watchGap(ctx context.Context, client *v1.Pod, address netip.Addr) (end func() time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	var (

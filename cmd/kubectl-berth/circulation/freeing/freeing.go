@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// FloatingIPs reads and deletes FloatingIPs at the API server.
 type FloatingIPs interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
@@ -40,8 +39,7 @@ const (
 type Reason string
 
 const (
-	Held Reason = "Held" // a pod has it
-	// Reserved by an administrator.
+	Held      Reason = "Held" // a pod has it
 	Reserved  Reason = "Reserved"
 	Attached  Reason = "Attached"  // the external assigner has not detached it from its node
 	Conflict  Reason = "Conflict"  // a host outside of the cluster has it
@@ -76,7 +74,6 @@ func (r *Release) Fail(err error) {
 	r.leave(why, failure.Explain(err))
 }
 
-// Of returns the possible outcome for an address that exists.
 func Of(ip *v1alpha1.FloatingIP) Release {
 	spec := &ip.Spec
 	r := Release{Address: spec.Address, Outcome: ToFree, Pool: spec.Pool, LastPod: spec.LastPod, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
@@ -160,7 +157,6 @@ func Remove(ctx context.Context, ips FloatingIPs, name, uid, version string, dry
 	return ips.Delete(ctx, name, *options)
 }
 
-// Whose names the pod or owner that has an address.
 func Whose(ip *v1alpha1.FloatingIP) string {
 	spec := &ip.Spec
 	switch holder := spec.Holder(); {

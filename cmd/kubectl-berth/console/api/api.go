@@ -7,8 +7,10 @@ package api
 
 import (
 	"cmp"
+	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
@@ -119,8 +122,7 @@ func (m *routes) handle(path string, answer answerer, parameters ...string) {
 	m.answers(http.MethodGet, path, answer, parameters...)
 }
 
-// answers refuses parameters that a path does not know: a misspelled filter would select
-// everything.
+// answers refuses parameters that a path does not know: one misspelled would select everything.
 func (m *routes) answers(method, path string, answer answerer, parameters ...string) {
 	m.methods[path] = append(m.methods[path], method)
 	m.HandleFunc(method+" "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
@@ -256,8 +258,7 @@ func word[T ~string](query url.Values, name string, words ...T) (T, error) {
 	return "", mistake("there is no %s %q: write %s", name, given, strings.Join(texts, ", "))
 }
 
-// QueryOf returns the query that the parameters of a request ask for, without a limit. An error is
-// a MistakeError.
+// QueryOf reads the parameters of a request, but the limit. An error is a MistakeError.
 func QueryOf(query url.Values) (register.Query, error) {
 	get := query.Get
 	q := register.Query{Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"), After: get("after")}
@@ -281,4 +282,74 @@ func (s *server) export(w http.ResponseWriter, r *request) error {
 		panic(http.ErrAbortHandler) // the client must not take it for the whole
 	}
 	return nil
+}
+
+// Problem says why a request is not done, by RFC 9457, with the type about:blank.
+type Problem struct {
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+}
+
+func Refuse(w http.ResponseWriter, status int, detail string) {
+	text, err := json.Marshal(Problem{http.StatusText(status), status, detail})
+	if err != nil {
+		panic(err) // it has plain fields
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // the client is gone
+}
+
+type MistakeError string
+
+func (m MistakeError) Error() string { return string(m) }
+
+func mistake(format string, args ...any) error { return MistakeError(fmt.Sprintf(format, args...)) }
+
+// refusal is another reason why a request is not done.
+type refusal struct {
+	status int
+	detail string
+}
+
+func (r *refusal) Error() string { return r.detail }
+
+// StatusOf returns the status that an error means: a mistake, or one of the register.
+func StatusOf(err error) int {
+	var mistake MistakeError
+	var refused *refusal
+	switch {
+	case errors.As(err, &refused):
+		return refused.status
+	case errors.As(err, &mistake):
+		return http.StatusBadRequest
+	case errors.Is(err, register.ErrNoPool), errors.Is(err, register.ErrNoMap), errors.Is(err, register.ErrNoClaim):
+		return http.StatusNotFound
+	case errors.Is(err, register.ErrPage):
+		return http.StatusBadRequest
+	case errors.Is(err, register.ErrHidden):
+		return http.StatusForbidden
+	}
+	return http.StatusInternalServerError
+}
+
+// mostTurns answers are made at once: more take up to a megabyte each, and come no sooner.
+const mostTurns = 8
+
+// Turns lets some requests at a time make their answers, so that many take no more memory. It is
+// for answers from memory: one that waits for others would have all wait.
+type Turns chan struct{}
+
+func NewTurns() Turns { return make(Turns, mostTurns) }
+
+// Take waits for a turn. The caller ends it once the answer is made, before it is sent to a client,
+// which may be slow. ok is false if ctx ends first.
+func (t Turns) Take(ctx context.Context) (end func(), ok bool) {
+	select {
+	case t <- struct{}{}:
+		return sync.OnceFunc(func() { <-t }), true
+	case <-ctx.Done():
+		return nil, false
+	}
 }

@@ -19,16 +19,14 @@ import (
 // searchForm is the id of the form that htmx sends while the user types.
 const searchForm = "search"
 
-// states that addresses are searched for.
 var states = []standing.State{standing.Held, standing.Retained, standing.Reserved, standing.Cooling}
 
 type addressesData struct {
 	Form    form
 	Columns []column
 	Rows    []standing.Address
-	// Table is the rows as HTML.
-	Table template.HTML
-	Chips []chip
+	Table   template.HTML
+	Chips   []chip
 	// First is the URL of the first page, on others, and Next that of the next one.
 	First, Next string
 	All         string
@@ -44,7 +42,6 @@ type addressesData struct {
 	NothingAtAll bool
 }
 
-// form has the values of the search form.
 type form struct {
 	register.Query
 	Order  string
@@ -65,7 +62,6 @@ type column struct {
 // chip is a filter that can be taken away.
 type chip struct{ Name, Value, Without string }
 
-// mostPoolNames is up to how many pools the form suggests.
 const mostPoolNames = 200
 
 func (s *site) addresses(r *request) (*view, error) {
@@ -183,7 +179,6 @@ func columns(r *request, q *register.Query) []column {
 	return all
 }
 
-// chips returns the filters that are given.
 func chips(r *request) []chip {
 	var all []chip
 	for _, of := range []struct{ parameter, name string }{
@@ -205,7 +200,6 @@ type addressData struct {
 	Release  *releaseForm
 }
 
-// mostAddressChanges is how many changes of one address are shown.
 const mostAddressChanges = 20
 
 func (s *site) address(r *request) (*view, error) {

@@ -23,7 +23,6 @@ type tag string
 // rowSize is about how long a row is.
 const rowSize = 640
 
-// newMarkup returns markup with room for n pieces of a size.
 func newMarkup(n, size int) *markup {
 	m := &markup{}
 	m.written.Grow(n * size)

@@ -54,8 +54,7 @@ type Finding struct {
 	Code, Object, Text, Command string
 }
 
-// New returns the handler of all pages and of the files that they need. The contexts of requests
-// say what they may see: see package access.
+// New returns the handler of all pages. Package access says what a request may see.
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
@@ -248,10 +247,8 @@ func (s *site) frame(r *request, v *view) *frame {
 	return f
 }
 
-// pageSize is how many rows a page shows at most.
 const pageSize = 100
 
-// pager cuts a list into pages.
 type pager struct {
 	From, To, Of   int
 	Previous, Next string
@@ -281,8 +278,7 @@ func cut[T any](r *request, all []T) ([]T, pager, error) {
 	return all[from:to], p, nil
 }
 
-// with returns the URL of this page with other parameters, each a name and a value, and without
-// those that are empty.
+// with returns this page's URL with other parameters, as names and values, without empty ones.
 func (r *request) with(parameters ...string) string {
 	query := maps.Clone(r.query)
 	for i := 0; i < len(parameters); i += 2 {

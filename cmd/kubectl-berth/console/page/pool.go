@@ -23,7 +23,6 @@ type poolData struct {
 	Commands []register.Command
 }
 
-// mostRanges is how many free ranges of a pool are shown.
 const mostRanges = 40
 
 func (s *site) pool(r *request) (*view, error) {
@@ -74,7 +73,6 @@ type run struct {
 type legend struct{ Class, Letter, Word string }
 
 const (
-	// wide is the number of cells in a row of the page.
 	wide = 32
 	// cellSize is about how long the HTML of a cell is.
 	cellSize = 160
@@ -91,7 +89,6 @@ var (
 	blockMeanings = []*legend{meaningOf('.', true), meaningOf('0', true), meaningOf('2', true), meaningOf('5', true), meaningOf('8', true), meaningOf('#', true), meaningOf(' ', true)}
 )
 
-// meaningOf returns the meaning of a cell.
 func meaningOf(cell byte, blocks bool) *legend {
 	switch {
 	case !blocks:

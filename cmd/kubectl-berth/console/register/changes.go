@@ -13,8 +13,7 @@ import (
 
 const mostChanges = 1000
 
-// Change is a change of an address: one that the console saw, or the last one before it was
-// started, as its FloatingIP tells.
+// Change of an address that the console saw, or the last before, as its FloatingIP tells.
 type Change struct {
 	// Number of the change, from 1.
 	Number  uint64    `json:"number"`
@@ -68,8 +67,7 @@ func (c *changes) add(one change) {
 	}
 }
 
-// recall keeps the last changes that rows tell of: since when each is as it is. The caller holds
-// the lock.
+// recall keeps the last change of each row, by its time. The caller holds the lock.
 func (r *Register) recall(rows []*Row) {
 	r.changes.since = now()
 	rows = slices.DeleteFunc(slices.Clone(rows), func(row *Row) bool { return max(row.since, row.released) == 0 })

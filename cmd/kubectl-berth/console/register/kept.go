@@ -74,7 +74,6 @@ func (k *Kept[T]) Put(object T) {
 	k.changed()
 }
 
-// Delete removes an object.
 func (k *Kept[T]) Delete(namespace, name string) {
 	k.in.mu.Lock()
 	defer k.in.mu.Unlock()

@@ -27,10 +27,9 @@ type Pool struct {
 	Family v1alpha1.IPFamily `json:"family"`
 	VLAN   int32             `json:"vlan,omitempty"`
 	// Ready is the status of its condition Ready, and Message its message.
-	Ready   string `json:"ready,omitempty"`
-	Message string `json:"message,omitempty"`
-	// Disabled: it gives no addresses.
-	Disabled bool `json:"disabled,omitempty"`
+	Ready    string `json:"ready,omitempty"`
+	Message  string `json:"message,omitempty"`
+	Disabled bool   `json:"disabled,omitempty"`
 	poolmap.Terms
 	// Capacity is at most 2^63-1, also of larger pools.
 	Capacity uint64 `json:"capacity"`
@@ -71,7 +70,6 @@ func (r *Register) Pool(name string) (Pool, error) {
 	return compiled.poolOf(object), nil
 }
 
-// ErrNoPool says that there is no pool of the name.
 var ErrNoPool = errors.New("there is no IPPool of this name")
 
 func (r *Register) pool(name string) (*compiled, *v1alpha1.IPPool, error) {
@@ -129,8 +127,7 @@ func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
 	return p
 }
 
-// uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are
-// Taken.
+// uses are the states of a pool's addresses. Those whose holders are not seen are Taken.
 func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -159,14 +156,12 @@ type Map struct {
 	Rows  []MapRow `json:"rows"`
 }
 
-// MapRow is a row of cells. Each is a letter: see package poolmap; x is an address that is taken,
-// of somebody whom the asker may not see.
+// MapRow has letters of package poolmap; x is of somebody whom the asker may not see.
 type MapRow struct {
 	From  netip.Addr `json:"from"`
 	Cells string     `json:"cells"`
 }
 
-// ErrNoMap says that there is no picture of a pool.
 var ErrNoMap = errors.New("there is no map of this pool")
 
 // Map draws a pool. An error is ErrNoPool or ErrNoMap.
@@ -218,7 +213,6 @@ func (r *Register) Free(name string, most int) (Free, error) {
 	return answer, nil
 }
 
-// ErrHidden says that the asker may not see whose address it is.
 var ErrHidden = errors.New("you may not see whose address this is")
 
 // Address returns one address, whether or not it has a FloatingIP. An error is ErrHidden.

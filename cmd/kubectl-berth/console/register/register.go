@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package register is the console's copy of Berth's objects: a row of some 300 bytes for each
+// FloatingIP, in the order of the addresses, the pools, claims, BGPPeers, the nodes that carry
+// Services' addresses, the pods that wait for an address, and the nodes. It answers each question
+// from memory, for a [Scope]: the part of the cluster that the asker may see. It asks nobody:
+// package console feeds it from watches.
+//
+// A Register is safe for concurrent use.
 package register
 
 import (
@@ -15,8 +22,7 @@ import (
 )
 
 type Register struct {
-	mu sync.RWMutex
-	// orders has all rows in each order.
+	mu     sync.RWMutex
 	orders map[Sort][]*Row
 	// Objects are the others. Feeds change them.
 	Objects Objects
@@ -35,8 +41,7 @@ type Register struct {
 type compiled struct {
 	all      []*v1alpha1.IPPool // by name
 	snapshot *pools.Snapshot
-	// counts has the rows in each pool of the snapshot.
-	counts []poolmap.Counts
+	counts   []poolmap.Counts
 }
 
 func New() *Register {
@@ -76,7 +81,6 @@ func (r *Register) Missing(kind, why string) {
 	r.changed()
 }
 
-// Unreadable returns the kinds that cannot be read, and why.
 func (r *Register) Unreadable() map[string]string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -97,7 +101,6 @@ func (r *Register) Unlisted() []string {
 	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return r.listed[kind] })
 }
 
-// Namespaces returns the namespaces of all that is shown.
 func (r *Register) Namespaces() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

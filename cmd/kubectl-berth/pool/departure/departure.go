@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package departure judges where the addresses on some nodes can go when these nodes leave. The
-// scheduler's and the controller's own code judges, from objects that the caller read: package ipam
-// for pods, carriers and egress for what nodes carry. This package asks nobody, and has no opinion of
-// its own.
+// Package departure judges where the addresses on some nodes can go when these leave, from objects
+// that the caller read. The scheduler's and the controller's own code judges: package ipam for pods,
+// carriers and egress for what nodes carry.
 package departure
 
 import (
@@ -103,26 +102,19 @@ func Of(c Cluster) *Report {
 		j.listing.Observe(ip)
 	}
 	r := &Report{Pools: []Pool{}, Holders: []Holder{}}
-	serving := map[string]int{}
-	j.nodes(serving)
+	serving := j.nodes()
 	j.pods(r, moving)
 	j.others(r)
-	for _, pool := range j.listing.Snapshot().Pools() {
-		left := Pool{Name: pool.Name, Nodes: serving[pool.Name], Free: j.listing.Free(pool.Name)}
-		for _, holder := range r.Holders {
-			if holder.Pool != pool.Name {
-				continue
-			}
-			switch holder.Fate {
-			case Pending:
-				left.Pending++
-			case Moves:
-				left.Moves++
-			case Stays:
-				left.Stays++
-			}
+	fates := map[string]map[Fate]int{}
+	for _, holder := range r.Holders {
+		if fates[holder.Pool] == nil {
+			fates[holder.Pool] = map[Fate]int{}
 		}
-		r.Pools = append(r.Pools, left)
+		fates[holder.Pool][holder.Fate]++
+	}
+	for at, pool := range j.listing.Snapshot().Pools() {
+		of := fates[pool.Name]
+		r.Pools = append(r.Pools, Pool{pool.Name, serving[at], of[Moves], of[Pending], of[Stays], j.listing.Free(pool.Name)})
 	}
 	order := []Fate{Pending, Unknown, Moves, Stays}
 	slices.SortStableFunc(r.Holders, func(a, b Holder) int {
@@ -154,18 +146,20 @@ func ended(ip *v1alpha1.FloatingIP) *v1alpha1.FloatingIP {
 }
 
 // nodes finds the reaches of the nodes that stay, and counts the nodes that each pool serves.
-func (j *judge) nodes(serving map[string]int) {
+func (j *judge) nodes() (serving map[int]int) {
+	serving = map[int]int{}
 	known := map[string]bool{}
 	for _, node := range j.Staying {
 		reach := ipam.ReachOf(j.listing.Snapshot(), ipam.NodeOf(node))
 		for _, position := range reach.Positions() {
-			serving[j.listing.Snapshot().Pools()[position].Name]++
+			serving[position]++
 		}
 		if key := reach.Key(); !known[key] {
 			known[key] = true
 			j.reaches = append(j.reaches, reach)
 		}
 	}
+	return serving
 }
 
 // pods judges the pods that leave, first those with the fewest addresses to choose from.
@@ -252,8 +246,7 @@ func (j *judge) others(r *Report) {
 	}
 }
 
-// carrier returns the node that leaves and carries an address or, as its record says, is to; the
-// recorded one if none does.
+// carrier returns the leaving node that carries an address, or else the recorded one.
 func (j *judge) carrier(recorded, address string) string {
 	for _, assignment := range j.Assigned {
 		if carrier := assignment.Carrier(address); carrier.Assigned || carrier.Carried {

@@ -89,8 +89,7 @@ func (t Terms) Nodes() string {
 	return cmp.Or(strings.Join(text, " "), "all")
 }
 
-// Untaken returns the addresses of the pool that nobody has. A disabled pool gives none of
-// them.
+// Untaken returns the pool's addresses that nobody has. A disabled pool gives none of them.
 func Untaken(pool *pools.Pool, uses Uses) iprange.Set {
 	var taken iprange.Set
 	for _, use := range uses {
@@ -212,8 +211,7 @@ func Draw(pool *pools.Pool, uses Uses) (drawn Map, ok bool) {
 	return drawn, true
 }
 
-// spansOf returns the spans that the map shows: a small subnet whole, of a large one the
-// ranges.
+// spansOf returns what the map shows: a small subnet whole, of a large one the ranges.
 func spansOf(pool *pools.Pool) []iprange.Range {
 	whole := iprange.OfPrefix(pool.Subnet)
 	if whole.Size() <= mostCells {
@@ -241,27 +239,16 @@ func cellsOf(spans []iprange.Range, block uint64) uint64 {
 
 func distance(from, to netip.Addr) uint64 { return (iprange.Range{First: from, Last: to}).Size() - 1 }
 
-func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []Row {
-	var rows []Row
-	row := Row{From: span.First}
-	cells := []byte{}
-	for first := span.First; ; {
-		last := After(first, min(block-1, distance(first, span.Last)))
+func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) (rows []Row) {
+	var cells []byte
+	for first, last := span.First, (netip.Addr{}); last != span.Last; first = last.Next() {
+		last = After(first, min(block-1, distance(first, span.Last)))
 		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses))
-		done := last == span.Last
-		if done || len(cells) == Wide {
-			row.Cells = string(cells)
-			rows = append(rows, row)
-			cells = cells[:0]
-		}
-		if done {
-			return rows
-		}
-		first = last.Next()
-		if len(cells) == 0 {
-			row = Row{From: first}
-		}
 	}
+	for line := range slices.Chunk(cells, Wide) {
+		rows = append(rows, Row{After(span.First, uint64(len(rows))*block*Wide), string(line)})
+	}
+	return rows
 }
 
 // After returns the address n steps later. The caller makes sure that there is one.
@@ -285,19 +272,17 @@ func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses) byte {
 		capacity += both.Size()
 	}
 	uses = since(uses, cell.First)
-	if cell.First == cell.Last {
-		if len(uses) > 0 && uses[0].Addr == cell.First {
-			if letter, ok := Letters[uses[0].State]; ok {
-				return letter
-			}
+	single := cell.First == cell.Last
+	if single && len(uses) > 0 && uses[0].Addr == cell.First {
+		if letter, ok := Letters[uses[0].State]; ok {
+			return letter
 		}
-		if capacity == 0 {
-			return None
-		}
-		return Free
 	}
-	if capacity == 0 {
+	switch {
+	case capacity == 0:
 		return None
+	case single:
+		return Free
 	}
 	var n uint64
 	for _, use := range uses {

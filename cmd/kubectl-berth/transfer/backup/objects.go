@@ -58,8 +58,7 @@ type Objects struct {
 	Others []*unstructured.Unstructured
 }
 
-// Kinds returns the kinds of objects of a backup, sorted: all of Berth's but NodeAssignments, which
-// berth-controller makes anew.
+// Kinds are sorted, without NodeAssignments, which berth-controller makes anew.
 func Kinds() []string {
 	return slices.DeleteFunc(v1alpha1.Kinds(), func(kind string) bool { return kind == "NodeAssignment" })
 }

@@ -55,8 +55,7 @@ type Item struct {
 }
 
 type Plan struct {
-	// Items are in the order pools, claims, others, addresses; these are sorted by number, all
-	// others by name.
+	// Items are pools, claims, others by name, and addresses by number.
 	Items []Item
 	Notes []string
 }
@@ -138,7 +137,6 @@ func Join(notes ...string) string {
 	return strings.Join(slices.DeleteFunc(notes, func(note string) bool { return note == "" }), "; ")
 }
 
-// IsLive reports whether a pod is bound to a node and has not finished.
 func IsLive(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
