@@ -11,8 +11,8 @@ import (
 )
 
 // Listing answers as the scheduler does, from objects that the caller listed. It watches nothing,
-// promises addresses in memory only and writes nothing. It does not know the scheduler's promises to pods that are
-// being bound at this moment, because they are in no object.
+// promises addresses in memory only and writes nothing. It does not know the scheduler's promises
+// to pods that are being bound at this moment, because they are in no object.
 type Listing struct{ ipam *IPAM }
 
 // NewListing returns a Listing of these pools and claims, without any FloatingIP. pods answers

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package departure judges where the addresses on some nodes can go when these leave, from objects
-// that the caller read. The scheduler's and the controller's own code judges: package ipam for pods,
-// carriers and egress for what nodes carry.
+// that the caller read. The scheduler's and the controller's own code judges: package ipam for
+// pods, carriers and egress for what nodes carry.
 package departure
 
 import (
