@@ -24,7 +24,6 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
-	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/virtualmachine"
@@ -118,12 +117,10 @@ func (c *Call) objects(resource schema.GroupVersionResource, namespace string) m
 	return c.Metadata.Resource(resource).Namespace(namespace)
 }
 
-// Request reads the requests of pods, as the scheduler does, and asks for what they share once.
-func (c *Call) Request(ctx context.Context, reader podrequest.Reader) func(pod *v1.Pod) (ipam.Request, error) {
-	between, namespaces := c.Between(ctx), c.named(ctx, "Namespace")
-	return func(pod *v1.Pod) (ipam.Request, error) {
-		return ipam.RequestOfPod(reader, pod, between, func(name string) (metav1.Object, error) { return namespaces("", name) })
-	}
+// Namespaces finds namespaces, and asks for each once.
+func (c *Call) Namespaces(ctx context.Context) func(name string) (metav1.Object, error) {
+	get := c.named(ctx, "Namespace")
+	return func(name string) (metav1.Object, error) { return get("", name) }
 }
 
 // Between finds the objects between pods and their workloads, and asks for each once.

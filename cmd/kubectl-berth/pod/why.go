@@ -176,7 +176,7 @@ func (l *look) waits(ctx context.Context, why *Why) error {
 	if len(pod.Spec.SchedulingGates) > 0 {
 		why.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
 	}
-	request, err := l.Request(ctx, l.reader)(pod)
+	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), l.Namespaces(ctx))
 	if err == nil {
 		err = request.CheckVolumes(pod, func(name string) (*v1.PersistentVolumeClaim, error) {
 			claim, err := l.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})

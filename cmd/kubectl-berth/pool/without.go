@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/departure"
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -83,7 +84,7 @@ func read(ctx context.Context, call *command.Call, c *departure.Cluster) (err er
 }
 
 func readLeaving(ctx context.Context, call *command.Call, c *departure.Cluster) error {
-	request := call.Request(ctx, podrequest.Reader{Galaxy: true})
+	between, namespaces := call.Between(ctx), call.Namespaces(ctx)
 	for _, node := range c.Leaving {
 		assignment, err := call.Berth.NodeAssignments.Get(ctx, node, metav1.GetOptions{})
 		switch {
@@ -95,7 +96,7 @@ func readLeaving(ctx context.Context, call *command.Call, c *departure.Cluster) 
 		if err := command.Each(ctx, call.Kube.CoreV1().Pods("").List, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}, func(pod *v1.Pod) error {
 			if pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
 				asked := departure.Asked{}
-				asked.Request, asked.Err = request(pod)
+				asked.Request, asked.Err = ipam.RequestOfPod(podrequest.Reader{Galaxy: true}, pod, between, namespaces)
 				c.Pods[pod.UID] = asked
 			}
 			return nil
