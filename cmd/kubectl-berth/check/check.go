@@ -98,7 +98,7 @@ func Run(ctx context.Context, call *command.Call, progress *command.Progress, o 
 			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
 		}
 	}
-	auditor := audit.New(call.Clients(), o)
+	auditor := audit.Of(call, o)
 	report, err := auditor.Run(ctx)
 	if err == nil {
 		auditor.AddAdmission(ctx, report)

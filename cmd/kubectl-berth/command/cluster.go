@@ -26,7 +26,6 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
 // Cluster is the cluster that the flags and the kubeconfig choose. Its methods read them
@@ -105,11 +104,6 @@ func (c *Call) connect(namespaced bool) error {
 	c.Dynamic, errs[2] = dynamic.NewForConfig(config)
 	c.Metadata, errs[3] = metadata.NewForConfig(config)
 	return errors.Join(errs[:]...)
-}
-
-// Clients returns the clients of code that frees addresses, or tells which it would free.
-func (c *Call) Clients() reclaim.Clients {
-	return reclaim.Clients{Berth: c.Berth, Kube: c.Kube, Dynamic: c.Dynamic, Metadata: c.Metadata}
 }
 
 const usualNamespace = "berth-system"

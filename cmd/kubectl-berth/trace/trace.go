@@ -73,7 +73,7 @@ func trace(ctx context.Context, call *command.Call, nodes bool) (*answer.Answer,
 	}
 	name := v1alpha1.NameOf(addr)
 	t := &Trace{Address: addr.String(), Timeline: []moment{}, Time: time.Now().UTC().Truncate(time.Second)}
-	s, err := audit.New(call.Clients(), audit.Options{Agents: true, Namespace: call.System}).About(ctx, name)
+	s, err := audit.Of(call, audit.Options{Agents: true, Namespace: call.System}).About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
 		t.Links = []Link{broken("object", "kubectl berth who "+t.Address, "%s has no FloatingIP: nobody has it", addr)}
