@@ -27,7 +27,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/poolstatus"
@@ -62,10 +61,6 @@ func New(clients reclaim.Clients, options Options) *Auditor {
 		options.Doubts = func([]Finding, time.Time) {}
 	}
 	return &Auditor{clients: clients, options: options, late: poolstatus.Late + 5*time.Second}
-}
-
-func Of(call *command.Call, options Options) *Auditor {
-	return New(reclaim.Clients{Berth: call.Berth, Kube: call.Kube, Dynamic: call.Dynamic, Metadata: call.Metadata}, options)
 }
 
 type Report struct {

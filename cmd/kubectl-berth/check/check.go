@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
 const long = `Compares FloatingIPs, IPPools, pods, nodes, the owners of addresses and the agents, and
@@ -98,12 +99,16 @@ func Run(ctx context.Context, call *command.Call, progress *command.Progress, o 
 			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
 		}
 	}
-	auditor := audit.Of(call, o)
+	auditor := Auditor(call, o)
 	report, err := auditor.Run(ctx)
 	if err == nil {
 		auditor.AddAdmission(ctx, report)
 	}
 	return report, err
+}
+
+func Auditor(call *command.Call, o audit.Options) *audit.Auditor {
+	return audit.New(reclaim.Clients{Berth: call.Berth, Kube: call.Kube, Dynamic: call.Dynamic, Metadata: call.Metadata}, o)
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.

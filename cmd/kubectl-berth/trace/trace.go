@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -73,7 +74,7 @@ func trace(ctx context.Context, call *command.Call, nodes bool) (*answer.Answer,
 	}
 	name := v1alpha1.NameOf(addr)
 	t := &Trace{Address: addr.String(), Timeline: []moment{}, Time: time.Now().UTC().Truncate(time.Second)}
-	s, err := audit.Of(call, audit.Options{Agents: true, Namespace: call.System}).About(ctx, name)
+	s, err := check.Auditor(call, audit.Options{Agents: true, Namespace: call.System}).About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
 		t.Links = []Link{broken("object", "kubectl berth who "+t.Address, "%s has no FloatingIP: nobody has it", addr)}
