@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/lastnode"
+	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/sorted"
 )
 
@@ -41,6 +42,11 @@ func IsOff(node *v1.Node) bool {
 func CanCarry(node *v1.Node) bool {
 	_, excluded := node.Labels[v1.LabelNodeExcludeBalancers]
 	return IsAlive(node) && !excluded && !node.Spec.Unschedulable && node.DeletionTimestamp == nil
+}
+
+// MayCarry returns whether a node may get an address of a pool to carry; false if pool is nil.
+func MayCarry(node *v1.Node, pool *pools.Pool) bool {
+	return pool != nil && CanCarry(node) && pool.Serves(node)
 }
 
 // Plan is which nodes are to carry an address.

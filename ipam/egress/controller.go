@@ -382,10 +382,15 @@ func (c *controller) withPods(namespace string) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// via returns the address of a node in a pool, empty where it has none.
 func (c *controller) via(node, pool string) string {
-	for _, ip := range c.loop.Addresses(preallocation.Key{Kind: preallocation.KindNode, Name: node}) {
-		if ip.Spec.Pool == pool && ip.Spec.Node == node {
+	return Via(c.loop.Addresses(preallocation.Key{Kind: preallocation.KindNode, Name: node}), node, pool)
+}
+
+// Via returns the address of a node in a pool by which it sends packets of pods, empty where it has
+// none. ips has the addresses of the node, and may have others.
+func Via(ips []*v1alpha1.FloatingIP, node, pool string) string {
+	for _, ip := range ips {
+		if ip.Spec.Pool == pool && ip.Spec.IsOfNode() && ip.Spec.Node == node {
 			return ip.Spec.Address
 		}
 	}

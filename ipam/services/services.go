@@ -484,7 +484,7 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 	var qualified []string
 	for _, node := range all {
 		byName[node.Name] = node
-		if pool != nil && carriers.CanCarry(node) && (endpoints == nil || endpoints[node.Name]) && pool.Serves(node) {
+		if (endpoints == nil || endpoints[node.Name]) && carriers.MayCarry(node, pool) {
 			qualified = append(qualified, node.Name)
 		}
 	}
