@@ -66,6 +66,30 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// The next by rank is standby of a single node that carries the address.
+func TestStandby(t *testing.T) {
+	order := heaviest("a", "b", "c")
+	carried := v1alpha1.Carrier{Node: order[1], Assigned: true, Carried: true}
+	for name, test := range map[string]struct {
+		most      int
+		qualified []string
+		now       v1alpha1.Carrier
+		want      string
+	}{
+		"beside the second":    {1, order, carried, order[0]},
+		"beside the first":     {1, order, v1alpha1.Carrier{Node: order[0], Assigned: true, Carried: true}, order[1]},
+		"nobody else":          {1, order[1:2], carried, ""},
+		"not yet":              {1, order, v1alpha1.Carrier{Node: order[1], Assigned: true}, ""},
+		"nobody carries it":    {1, order, v1alpha1.Carrier{}, ""},
+		"several carry it":     {2, order, carried, ""},
+		"it is to be replaced": {1, order[2:], carried, ""},
+	} {
+		if p := Choose(address, test.most, true, test.qualified, []v1alpha1.Carrier{test.now}, func(string) bool { return true }); p.Standby != test.want {
+			t.Errorf("%s: %+v, want %s", name, p, test.want)
+		}
+	}
+}
+
 // Addresses spread over the nodes, and a node that comes or goes moves only its share.
 func TestSpread(t *testing.T) {
 	const nodes, addresses = 20, 2000

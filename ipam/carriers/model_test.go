@@ -433,14 +433,14 @@ var mutations = []struct {
 	file, name, old, new string
 	seed                 uint64
 }{
-	{"watch.go", "silence without the gateway", `w.mac == "" || !gateway`, `w.mac == ""`, 1},
-	{"watch.go", "silences that are not in a row", "		*w = Watch{mac: mac}", "		w.mac = mac", 1},
-	{"watch.go", "go on after a round without the gateway", "		w.silences = 0\n", "", 1},
-	{"watch.go", "believe one lost question", "enough = 4", "enough = 1", 1},
-	{"watch.go", "speak of a carrier that was never heard", `w.mac == "" || !gateway`, "!gateway", 1},
-	{"watch.go", "keep to one MAC", "	if w.silences > 0 {\n		return \"\"\n	}\n", "", 1},
+	{"watch.go", "silence without the gateway", `w.mac == "" || !gateway`, `w.mac == ""`, 2},
+	{"watch.go", "silences that are not in a row", "		*w = Watch{mac: mac}", "		w.mac = mac", 6},
+	{"watch.go", "go on after a round without the gateway", "		w.silences = 0\n", "", 428},
+	{"watch.go", "believe one lost question", "enough = 4", "enough = 1", 3},
+	{"watch.go", "speak of a carrier that was never heard", `w.mac == "" || !gateway`, "!gateway", 2},
+	{"watch.go", "keep to one MAC", "	if w.silences > 0 {\n		return \"\"\n	}\n", "", 3},
 	{"watch.go", "take too long", "enough = 4", "enough = 8", 1},
-	{"silence.go", "believe the silent carrier", "		case was.heard:\n", "", 1},
+	{"silence.go", "believe the silent carrier", "		case was.heard:\n", "", 80},
 	{"silence.go", "wait for the silent carrier", "silence{now.Add(-patience), fmt", "silence{now, fmt", 1},
 	{"silence.go", "ignore the standby", `case c.SilentBy != "":`, "case false:", 1},
 	{"carriers.go", "no standby", "		p.Standby = others[0]\n", "", 1},

@@ -15,6 +15,9 @@ import (
 func TestSilences(t *testing.T) {
 	now, s := time.Unix(1_700_000_000, 0), Silences{}
 	a, b := v1alpha1.Carrier{Node: "a", Assigned: true}, v1alpha1.Carrier{Node: "b", Assigned: true, Carried: true}
+	carried := v1alpha1.Carrier{Node: "a", Assigned: true, Carried: true}
+	silent := carried
+	silent.SilentBy = "b"
 	refuses := v1alpha1.Carrier{Node: "a", Assigned: true, Refused: v1alpha1.RefusedAddress{Reason: v1alpha1.RefusedNotPossible, Message: "kube-proxy has the mode ipvs"}}
 	finds := v1alpha1.Carrier{Node: "a", Assigned: true, Refused: v1alpha1.RefusedAddress{Reason: v1alpha1.RefusedInUse, Message: "another host has it"}}
 	for _, step := range []struct {
@@ -24,6 +27,9 @@ func TestSilences(t *testing.T) {
 		over     []string
 		again    time.Duration
 	}{
+		{"the standby hears no answer", 0, []v1alpha1.Carrier{silent}, []string{"a"}, passedOver - patience},
+		{"it says that it carries the address", time.Minute, []v1alpha1.Carrier{carried, b}, []string{"a"}, passedOver - patience - time.Minute},
+		{"it may again", passedOver - patience - time.Minute, []v1alpha1.Carrier{b}, nil, 0},
 		{"asked", 0, []v1alpha1.Carrier{a, b}, nil, patience},
 		{"not yet", 20 * time.Second, []v1alpha1.Carrier{a, b}, nil, 10 * time.Second},
 		{"too long", 10 * time.Second, []v1alpha1.Carrier{a, b}, []string{"a"}, passedOver - patience},
