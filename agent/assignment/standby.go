@@ -109,12 +109,12 @@ func (s *standby) listen(ctx context.Context, all []v1alpha1.StandbyAddress) (si
 // join has the node hear the networks of the addresses, and returns these by their links. An address
 // whose network it cannot hear is not among them.
 func (s *standby) join(ctx context.Context, all []v1alpha1.StandbyAddress) map[int][]watched {
-	links := map[int][]watched{}
+	links, ofVLAN := map[int][]watched{}, map[int32]int{}
+	uplink, none := s.Uplink()
 	for _, a := range all {
-		w := watched{SilentAddress: v1alpha1.SilentAddress{Address: a.Address, Carrier: a.Carrier}}
-		var link int
-		uplink, err := s.Uplink()
-		if err == nil {
+		w, err := watched{SilentAddress: v1alpha1.SilentAddress{Address: a.Address, Carrier: a.Carrier}}, none
+		link, known := ofVLAN[a.Network.VLAN]
+		if !known && err == nil {
 			link, err = s.linkFor(uplink, int(a.Network.VLAN))
 		}
 		var wrong [2]error
@@ -124,6 +124,7 @@ func (s *standby) join(ctx context.Context, all []v1alpha1.StandbyAddress) map[i
 			klog.FromContext(ctx).V(2).Info("Cannot ask whether a carrier answers", "address", a.Address, "carrier", a.Carrier, "err", err)
 			continue
 		}
+		ofVLAN[a.Network.VLAN] = link
 		s.Answerer.Join(link, uplink, w.gateway)
 		links[link] = append(links[link], w)
 	}
