@@ -137,8 +137,8 @@ func (s *search) answered(addr netip.Addr, mac string) {
 	}
 }
 
-// Ask asks once for addresses on a link: the host with the MAC or, where that is empty, all hosts. It
-// returns the MACs that answered within a time. The node must have joined the link.
+// Ask asks once for addresses on a link: the host with the MAC or, where that is empty, all hosts.
+// It returns the MACs that answered within a time. The node must have joined the link.
 func (a *Answerer) Ask(ctx context.Context, link int, whom map[netip.Addr]string, within time.Duration) map[netip.Addr][]string {
 	a.mu.Lock()
 	l := a.loops[link]

@@ -106,8 +106,8 @@ func (s *standby) listen(ctx context.Context, all []v1alpha1.StandbyAddress) (si
 	return silent
 }
 
-// join has the node hear the networks of the addresses, and returns these by their links. An address
-// whose network it cannot hear is not among them.
+// join has the node hear the networks of the addresses, and returns these by their links. An
+// address whose network it cannot hear is not among them.
 func (s *standby) join(ctx context.Context, all []v1alpha1.StandbyAddress) map[int][]watched {
 	links, ofVLAN := map[int][]watched{}, map[int32]int{}
 	uplink, none := s.Uplink()

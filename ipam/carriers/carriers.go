@@ -7,10 +7,11 @@
 //
 // Kubernetes finds after some 40 seconds that a node died. Of an address by which pods leave, which
 // one node carries, another one is told by its NodeAssignment that it is the standby: the next by
-// rank. Its agent asks for the address twice a second as the network's hosts do, by ARP or neighbour
-// discovery ([Watch]). After four silences in a row it says so in its status, and the carrier is
-// passed over ([Silences]): the next is chosen, and answers by the API's word, while it asserts the
-// address. Nothing waits for the last carrier: they keep no state, so two that answer do no harm.
+// rank. Its agent asks for the address twice a second as the network's hosts do, by ARP or
+// neighbour discovery ([Watch]). After four silences in a row it says so in its status, and the
+// carrier is passed over ([Silences]): the next is chosen, and answers by the API's word, while it
+// asserts the address. Nothing waits for the last carrier: they keep no state, so two that answer
+// do no harm.
 //
 //   - Only silence counts. A carrier whose agent hangs or restarts is kept: its kernel leads answers.
 //   - A silence counts if the pool's gateway answered the same round: a standby that is cut off says

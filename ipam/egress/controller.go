@@ -426,7 +426,7 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 		if _, err := c.store.Update(ctx, ip, spec); err != nil {
 			return 0, "", fmt.Errorf("have node %q answer for %s: %w", spec.Egress.Node, ip.Name, err)
 		}
-		return preallocation.Gather, problem, nil
+		again = carriers.Sooner(again, preallocation.Gather)
 	}
 	assigned := v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseEgress, Since: ip.Spec.Since, PortsPerNode: ip.Spec.Egress.PortsPerNode}
 	if ip.Spec.Network != nil {
