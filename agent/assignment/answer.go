@@ -16,8 +16,8 @@ import (
 )
 
 // Answerer settles with the other nodes of a network which of them answers for an address. It calls
-// Open, Close and Whose of the Carrier. Its methods are safe in parallel, and Wait and Ask alone may
-// block.
+// Open, Close and Whose of the Carrier. Its methods are safe in parallel, and Wait and Ask alone
+// may block.
 type Answerer interface {
 	Take(h answerer.Holding)
 	Carry(h answerer.Holding, answers bool, newest answering.Version)

@@ -229,8 +229,8 @@ func (n *node) saysSilent(address string, carrier *node) time.Time {
 }
 
 // TestClaimEgressStandby: the carrier of an address by which pods leave loses its power. Its
-// standby says so, answers by the API's word, without a wait for the last carrier, and connections go on,
-// whoever speaks. The last one does not answer when it is back.
+// standby says so, answers by the API's word, without a wait for the last carrier, and connections
+// go on, whoever speaks. The last one does not answer when it is back.
 func TestClaimEgressStandby(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)

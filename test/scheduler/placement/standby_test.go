@@ -49,9 +49,9 @@ func says(w *simulation.World, node, address, carrier string) {
 	}
 }
 
-// Only the word of the standby moves an address from a carrier that says no more, and only of
-// that carrier. The last carrier gets nothing back, and is no standby, for ten minutes. One that does not
-// follow is passed over, too, so that nodes get ports.
+// Only the word of the standby moves an address from a carrier that says no more, and only of that
+// carrier. The last carrier gets nothing back, and is no standby, for ten minutes. One that does
+// not follow is passed over, too, so that nodes get ports.
 func TestEgressStandby(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {
