@@ -78,13 +78,8 @@ func (i idle) rests(node string, now time.Time) bool {
 // hasStopped returns whether a node, by its NodeAssignment, nil for none, sends nothing from an
 // address: it is assigned no ports of it, and its agent says that the kernel follows.
 func hasStopped(assignment *v1alpha1.NodeAssignment, address string) bool {
-	return assignment == nil || isFollowed(assignment) &&
+	return assignment == nil || assignment.Status.ObservedGeneration >= assignment.Generation &&
 		!slices.ContainsFunc(assignment.Spec.Claims, func(c v1alpha1.AssignedClaim) bool { return c.Address == address })
-}
-
-// isFollowed returns whether the kernel of a node follows its NodeAssignment.
-func isFollowed(a *v1alpha1.NodeAssignment) bool {
-	return a != nil && a.Status.ObservedGeneration >= a.Generation
 }
 
 // assign changes the blocks of the addresses of one family, the oldest address first: each node

@@ -402,12 +402,7 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 		m.has[address] = carriers.Silences{}
 	}
 	now := c.assigned.Carriers(address)
-	confirm := slices.Clone(now)
-	for i := range confirm {
-		// One whose agent hangs carries the address, and leads to no node that gets ports from now on.
-		confirm[i].Carried = confirm[i].Carried && isFollowed(c.assigned.Seen(confirm[i].Node))
-	}
-	over, again := m.has[address].Look(confirm, time.Now())
+	over, again := m.has[address].Look(now, time.Now())
 	var qualified []string
 	nodes, _ := c.nodes.List(labels.Everything()) // a lister reads a cache and does not fail
 	for _, node := range nodes {

@@ -358,7 +358,7 @@ var mutations = []struct {
 }{
 	{"give a block away before the node stopped", "case n.stopped(b.address, b.Node):", "case true:", 25},
 	{"withdraw and free at once", "		case !b.Withdrawn:\n			b.Withdrawn = true\n", "", 1},
-	{"believe an agent that has not followed", "isFollowed(assignment) &&\n		!", "!", 39},
+	{"believe an agent that has not followed", "assignment.Status.ObservedGeneration >= assignment.Generation &&\n		!", "!", 39},
 	{"believe an agent that follows the block", " &&\n		!slices.ContainsFunc(assignment.Spec.Claims, func(c v1alpha1.AssignedClaim) bool { return c.Address == address })", "", 25},
 	{"one index twice", "		if b.Index == index {\n			index++", "		if b.Index == index-1 {\n			index++", 2},
 	{"one block too many", "len(a.blocks) < v1alpha1.EgressBlocks(ports)", "len(a.blocks) <= v1alpha1.EgressBlocks(ports)", 8},
