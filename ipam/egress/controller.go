@@ -34,8 +34,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventEgressIncomplete (Warning on IPClaim): pods of some nodes cannot leave by the claim, or no
-// node answers for one of its addresses; the note says why. Do: as the note says, see
+// EventEgressIncomplete (Warning on IPClaim): pods of some nodes cannot leave by the claim, or a
+// node does not answer for one of its addresses; the note says why. Do: as the note says, see
 // docs/how-to/egress.md#one-address-of-a-namespace.
 const EventEgressIncomplete = "EgressIncomplete"
 
@@ -45,7 +45,7 @@ const look = 2 * time.Second
 // Nodes has the methods of assignments.Assignments that this package uses. No method blocks.
 type Nodes interface {
 	Follow(changed func(address string))
-	Carry(address v1alpha1.AssignedAddress, nodes []string)
+	Carry(address v1alpha1.AssignedAddress, nodes []string, standby string)
 	Carriers(address string) []assignments.Carrier
 	Leaving(namespace string) []*v1alpha1.IPClaim
 	Seen(node string) *v1alpha1.NodeAssignment
@@ -426,7 +426,7 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 		if _, err := c.store.Update(ctx, ip, spec); err != nil {
 			return 0, "", fmt.Errorf("have node %q answer for %s: %w", spec.Egress.Node, ip.Name, err)
 		}
-		return preallocation.Gather, problem, nil
+		again = carriers.Sooner(again, preallocation.Gather)
 	}
 	assigned := v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseEgress, Since: ip.Spec.Since, PortsPerNode: ip.Spec.Egress.PortsPerNode}
 	if ip.Spec.Network != nil {
@@ -438,14 +438,14 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 			assigned.Blocks = append(assigned.Blocks, v1alpha1.LedBlock{FirstPort: b.Index * assigned.PortsPerNode, Node: b.Node, Via: via})
 		}
 	}
-	c.assigned.Carry(assigned, p.Nodes)
+	c.assigned.Carry(assigned, p.Nodes, p.Standby)
 	return again, problem, nil
 }
 
 // giveUp takes an address from the claim, of which no node has ports any more: first from its
 // carriers, then from the record.
 func (c *controller) giveUp(ctx context.Context, m *memory, ip *v1alpha1.FloatingIP) (again time.Duration, err error) {
-	c.assigned.Carry(v1alpha1.AssignedAddress{Address: ip.Spec.Address, Use: v1alpha1.UseEgress}, nil)
+	c.assigned.Carry(v1alpha1.AssignedAddress{Address: ip.Spec.Address, Use: v1alpha1.UseEgress}, nil, "")
 	delete(m.has, ip.Spec.Address)
 	last, waits := carriers.Last(c.assigned.Carriers(ip.Spec.Address), c.nodeOf)
 	if waits {

@@ -62,7 +62,7 @@ const (
 // Carriers has the methods of assignments.Assignments that this package uses. No method blocks.
 type Carriers interface {
 	Follow(changed func(address string))
-	Carry(address v1alpha1.AssignedAddress, nodes []string)
+	Carry(address v1alpha1.AssignedAddress, nodes []string, standby string)
 	Carriers(address string) []assignments.Carrier
 	OfServices(node string) []string
 }
@@ -515,7 +515,7 @@ func whyNone(ip *v1alpha1.FloatingIP, lead *v1.Service) string {
 // carry decides which nodes carry an address.
 func (c *controller) carry(m *preallocation.Memory[said], ip *v1alpha1.FloatingIP, nodes []string) {
 	m.State.silences(ip.Spec.Address)
-	c.carriers.Carry(assignedOf(ip), nodes)
+	c.carriers.Carry(assignedOf(ip), nodes, "")
 }
 
 func assignedOf(ip *v1alpha1.FloatingIP) v1alpha1.AssignedAddress {
@@ -533,7 +533,7 @@ func (c *controller) dropDecisions(m *preallocation.Memory[said], held []*v1alph
 			continue
 		}
 		if ip := c.loop.FloatingIP(address); ip == nil || ip.Spec.Service == nil { // else another group has it
-			c.carriers.Carry(v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseService}, nil)
+			c.carriers.Carry(v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseService}, nil, "")
 		}
 		delete(m.State.has, address)
 		delete(m.State.free, address)
