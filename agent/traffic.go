@@ -83,8 +83,8 @@ func (r *records) inspectTraffic(reader *traffic.Reader, record *state.Container
 	}
 }
 
-// errPast is returned for an interface whose packets the node does not see.
-var errPast = errors.New("its packets do not pass the node, which tracks no connections of them")
+// errPast is returned for an interface whose packets the node need not see.
+var errPast = errors.New("its packets can go past the node, which then tracks no connections of them")
 
 // passesNode returns an error unless all packets of a container's floating IPs pass the node.
 func passesNode(record *state.Container) error {

@@ -56,6 +56,8 @@ type Command struct {
 	// Programs: the command asks Berth's programs, whose namespace --berth-namespace names, for
 	// [Call.System].
 	Programs bool
+	// Asks says, after the flags were read, that the call asks them; nil: it always does.
+	Asks func() bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
 	// Prepare checks flags and arguments and reads files, before anything is asked of the
@@ -227,7 +229,7 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 		}
 	}
 	call.Connect = func() (err error) {
-		if err = call.connect(c.Namespaced && !c.Everywhere); err == nil && c.Programs {
+		if err = call.connect(c.Namespaced && !c.Everywhere); err == nil && c.Programs && (c.Asks == nil || c.Asks()) {
 			call.System, err = call.system(ctx)
 		}
 		return err
