@@ -188,26 +188,27 @@ func (of *used) lines() []string {
 	if u.Unknown != "" {
 		return nil
 	}
-	peers, who := u.others(), "nobody but its own node"
-	if len(u.Peers) == 0 {
-		who = "nobody"
-	}
 	var shown []string
+	peers := u.others()
 	for _, p := range peers[:min(shownPeers, len(peers))] {
-		text := fmt.Sprintf("%s (%d)", p.Peer, p.Connections)
+		to := ""
 		if p.Outgoing {
-			text = fmt.Sprintf("to %s (%d)", p.Peer, p.Connections)
+			to = "to "
 		}
-		shown = append(shown, text)
+		shown = append(shown, fmt.Sprintf("%s%s (%d)", to, p.Peer, p.Connections))
 	}
 	if more := len(peers) - len(shown) + u.MorePeers; more > 0 {
 		shown = append(shown, fmt.Sprintf("%d more", more))
 	}
-	if len(shown) > 0 {
-		who = strings.Join(shown, ", ")
-	}
-	if u.PeersUnknown != "" {
-		who = "not known, " + u.PeersUnknown
+	tracked := fmt.Sprintf("Its node tracks connections of %s with %s.", of.Address.Address, strings.Join(shown, ", "))
+	switch {
+	case u.PeersUnknown != "":
+		tracked = fmt.Sprintf("With whom %s has connections is not known: %s.", of.Address.Address, u.PeersUnknown)
+	case len(shown) > 0:
+	case len(u.Peers) > 0:
+		tracked = fmt.Sprintf("Its node tracks connections of %s with itself alone.", of.Address.Address)
+	default:
+		tracked = fmt.Sprintf("Its node tracks no connections of %s.", of.Address.Address)
 	}
 	together := ""
 	for i, a := range u.SharedWith {
@@ -215,7 +216,7 @@ func (of *used) lines() []string {
 	}
 	return []string{
 		"",
-		fmt.Sprintf("%s has connections, or had some until minutes ago, with: %s.", of.Address.Address, who),
+		tracked,
 		fmt.Sprintf("Counted since the link %s of its pod was made%s: all packets, also those of the kubelet's probes.", u.Link, together),
 		fmt.Sprintf("When they last came is known since %s, when the agent began to watch.", u.Since.UTC().Format(time.RFC3339)),
 	}
