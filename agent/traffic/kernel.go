@@ -88,25 +88,35 @@ func countersOf(l netlink.Link) Counters {
 	return c
 }
 
-// mostPeers limits the answer of Peers: an address may have a hundred thousand clients.
-const mostPeers = 100
+// The limits of Peers: an address may have a hundred thousand clients.
+const (
+	mostPeers = 100
+	mostSeen  = 10_000
+)
 
 // Peers lists the hosts with which the node tracks connections of addresses, those with most
-// connections first. more counts those that are left out.
+// connections first. more counts hosts that are left out and, beyond mostSeen hosts, connections.
 func Peers(addresses []netip.Addr) (peers []inquiry.InspectedPeer, more int, err error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
 		return nil, 0, err
 	}
 	counts := map[inquiry.InspectedPeer]int{}
+	note := func(peer inquiry.InspectedPeer) {
+		if _, seen := counts[peer]; seen || len(counts) < mostSeen {
+			counts[peer]++
+		} else {
+			more++
+		}
+	}
 	err = conntrack.List(conntrack.Families(slices.Values(addresses)), func(f *conntrack.Flow) bool {
 		// Both ends as the packets have them on the pod's link, after a Service's address is translated.
 		client, server := f.Original.Source.Addr(), f.Reply.Source.Addr()
 		if slices.Contains(addresses, client) {
-			counts[inquiry.InspectedPeer{Address: client, Peer: server, Outgoing: true}]++
+			note(inquiry.InspectedPeer{Address: client, Peer: server, Outgoing: true})
 		}
 		if slices.Contains(addresses, server) {
-			counts[inquiry.InspectedPeer{Address: server, Peer: client}]++
+			note(inquiry.InspectedPeer{Address: server, Peer: client})
 		}
 		return true
 	})
@@ -118,8 +128,6 @@ func Peers(addresses []netip.Addr) (peers []inquiry.InspectedPeer, more int, err
 	slices.SortFunc(peers, func(a, b inquiry.InspectedPeer) int {
 		return cmp.Or(cmp.Compare(b.Connections, a.Connections), a.Address.Compare(b.Address), a.Peer.Compare(b.Peer))
 	})
-	if more = len(peers) - mostPeers; more > 0 {
-		return peers[:mostPeers], more, err
-	}
-	return peers, 0, err
+	listed := min(mostPeers, len(peers))
+	return peers[:listed], more + len(peers) - listed, err
 }

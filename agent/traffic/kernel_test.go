@@ -4,6 +4,7 @@ package traffic
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -81,5 +82,29 @@ func TestReader(t *testing.T) {
 	}
 	if err := node.Try(func() error { _, err := (&Reader{}).Of(node.Path(), "end", ""); return err }); !errors.Is(err, ErrNotCounted) {
 		t.Errorf("the node's own link was taken for a container's: %v", err)
+	}
+}
+
+// What a look costs: at all links of a node with a hundred pods, and into the namespace of one.
+func BenchmarkReader(b *testing.B) {
+	netnstest.Need(b)
+	node, pod := netnstest.New(b), netnstest.New(b)
+	for i := range 100 {
+		node.IP("link", "add", fmt.Sprint("end", i), "type", "veth", "peer", "name", fmt.Sprint("eth", i), "netns", pod.Path())
+	}
+	for name, look := range map[string]func(*Reader) error{
+		"node": func(*Reader) error { _, err := Read(); return err },
+		"pod":  func(r *Reader) error { _, err := r.Of(pod.Path(), "eth7", ""); return err },
+	} {
+		b.Run(name, func(b *testing.B) {
+			node.Run(func() error {
+				for b.Loop() {
+					if err := look(&Reader{}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
 	}
 }
