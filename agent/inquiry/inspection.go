@@ -154,8 +154,8 @@ type InspectedContainer struct {
 	// Missing names a piece that the kernel lacks, if the query asked for it.
 	Missing string `json:"missing,omitempty"`
 	// Peers are the hosts with which the node tracks connections of the floating IPs, those with most
-	// connections first, and MorePeers counts further ones, at least; if the query has check=true and names a
-	// pod. PeersUnknown says why they are not known.
+	// connections first, if the query has check=true and names a pod. MorePeers is not less than the
+	// number of further ones. PeersUnknown says why they are not known.
 	Peers        []InspectedPeer `json:"peers,omitempty"`
 	MorePeers    int             `json:"morePeers,omitempty"`
 	PeersUnknown string          `json:"peersUnknown,omitempty"`

@@ -20,7 +20,8 @@ type Counters struct {
 // Key is a link of a container, by its name there.
 type Key struct{ ContainerID, Link string }
 
-// Memory remembers when the counters of links last moved. Its zero value is empty. Safe in parallel.
+// Memory remembers when the counters of links last moved. Its zero value is empty. Safe in
+// parallel.
 type Memory struct {
 	mu  sync.Mutex
 	all map[Key]*memory

@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 )
 
-// What was before the first look has no time, a link that was made anew begins anew, and a container
-// that is gone is forgotten.
+// What was before the first look has no time, a link that was made anew begins anew, and a
+// container that is gone is forgotten.
 func TestMemory(t *testing.T) {
 	at := func(minute int) time.Time { return time.Date(2026, 12, 1, 8, minute, 0, 0, time.UTC) }
 	key := Key{"c", "eth0"}
