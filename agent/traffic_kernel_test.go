@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Real packets to a pod, and connections with it, are told when somebody asks; nothing of before the
+// Real packets to a pod, and connections with it, are told when somebody asks; nothing before the
 // agent's first look has a time.
 func TestTraffic(t *testing.T) {
 	netnstest.Need(t)
