@@ -163,8 +163,8 @@ func (s Spec) segments() []segment {
 	return all
 }
 
-// Carrier is an interface of the container with the addresses that it carries. End is its end on the
-// node; empty if it has none.
+// Carrier is an interface of the container with the addresses that it carries. End is its end on
+// the node; empty if it has none.
 type Carrier struct {
 	IfName, End string
 	Addresses   []api.Address

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
@@ -39,8 +38,8 @@ type use struct {
 	SharedWith []netip.Addr     `json:"sharedWith,omitempty"`
 	Received   *inquiry.Counted `json:"received,omitempty"`
 	Sent       *inquiry.Counted `json:"sent,omitempty"`
-	// LastUsed is when a counter last moved, up to a minute late. Without it none has since Since, when
-	// the agent began to watch.
+	// LastUsed is when a counter last moved, up to a minute late. Without it none has since Since,
+	// when the agent began to watch.
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Since    time.Time `json:"since,omitzero"`
 	// Peers are the hosts with connections, also some minutes after these, those with most in front;
@@ -50,12 +49,17 @@ type use struct {
 	PeersUnknown string                  `json:"peersUnknown,omitempty"`
 }
 
+// agents asks agents by their pods; *agentport.Ports does.
+type agents interface {
+	Agent(pod *v1.Pod) inquiry.Client
+}
+
 // holder is a pod on a node.
 type holder struct{ node, pod string }
 
 // Traffic asks the agents of the nodes whether anybody uses addresses. It returns an answer with an
 // error, too: see [answer.Outcome]. Blocking.
-func Traffic(ctx context.Context, call *command.Call, agents node.Agents, addresses ...standing.Address) (*answer.Answer, error) {
+func Traffic(ctx context.Context, call *command.Call, agents agents, addresses ...standing.Address) (*answer.Answer, error) {
 	all, of, nodes := make([]used, len(addresses)), map[holder][]*used{}, map[string]*v1.Pod{}
 	for i, a := range addresses {
 		all[i] = used{a, use{Unknown: "no pod has it: only the links of pods are counted"}}

@@ -25,12 +25,12 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// agents have what agents say, by their nodes and what they are asked.
-type agents map[string]string
+// nodes have what agents say, by their nodes and what they are asked.
+type nodes map[string]string
 
-func (a agents) Agent(pod *v1.Pod) inquiry.Client {
+func (n nodes) Agent(pod *v1.Pod) inquiry.Client {
 	return func(_ context.Context, _, path string, query url.Values) ([]byte, error) {
-		if text, ok := a[pod.Spec.NodeName+" "+path+"?"+query.Encode()]; ok {
+		if text, ok := n[pod.Spec.NodeName+" "+path+"?"+query.Encode()]; ok {
 			return []byte(text), nil
 		}
 		return nil, errors.New(pod.Spec.NodeName + " does not answer")
@@ -56,7 +56,7 @@ func TestTraffic(t *testing.T) {
 		{"address":"2001:db8::8","peer":"2001:db8:60::11","ownNode":true,"connections":1}]}]}`
 	quiet := `{"containers":[{"pod":{"namespace":"shop","name":"db-0"},"interfaces":[{"name":"eth0","traffic":[{"link":"eth0","addresses":["10.0.70.9"],"since":"` + since + `",
 		"received":{"packets":3,"bytes":180},"sent":{"packets":1,"bytes":60}}]}],"peersUnknown":"interface eth0: its packets can go past the node"}]}`
-	of := agents{
+	of := nodes{
 		"node1 /v1/inspect?check=true&pod=shop%2Fweb-0": web, "node2 /v1/inspect?check=true&pod=shop%2Fdb-0": quiet,
 		"node2 /v1/inspect?check=true&pod=shop%2Fold-0": `{"containers":[{"interfaces":[{"name":"eth0"}]}]}`,
 	}
