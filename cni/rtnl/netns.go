@@ -15,7 +15,6 @@ import (
 // ErrNetNS is returned if a container's network namespace cannot be opened.
 var ErrNetNS = errors.New("network namespace not accessible")
 
-// GetNS opens the network namespace at a path.
 func GetNS(path string) (ns.NetNS, error) {
 	netns, err := ns.GetNS(path)
 	if err != nil {
@@ -52,7 +51,6 @@ func FindContainerNS(path string) (ns.NetNS, error) {
 	return nil, errors.Join(err, netns.Close())
 }
 
-// isCurrent reports whether the calling thread is in the namespace.
 func isCurrent(netns ns.NetNS) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
@@ -64,7 +62,6 @@ func isCurrent(netns ns.NetNS) (bool, error) {
 	return own.Dev == other.Dev && own.Ino == other.Ino, nil
 }
 
-// InNetNS calls do in the network namespace at a path.
 func InNetNS(path string, do func() error) error {
 	netns, err := GetNS(path)
 	if err != nil {
