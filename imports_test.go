@@ -110,6 +110,7 @@ var direct = []rule{
 	{"agent/announce", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
 	{"agent/reconcile", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/keylock"}, "the agent's parts do not know each other"},
 	{"agent/hostports", []string{"agent/server", "agent/policy", "agent/profile", "agent/reconcile", "agent/cleanup"}, "a port is given without the other parts of the agent"},
+	{"agent/traffic", []string{"agent/state", "agent/nettype", "agent/server", "agent/chain", "agent/podinfo", "agent/policy", "agent/reconcile"}, "links are read without knowing whose they are"},
 	{"agent/cleanup", []string{"agent/server", "agent/podinfo", "agent/profile", "agent/reconcile", "k8s.io/client-go"}, "a cleanup needs no agent and no API server"},
 	{"agent/plan", []string{"agent/server", "agent/profile", "agent/policy", "agent/announce", "agent/keylock", "agent/reconcile"}, "a record is planned without the parts of the agent that change anything"},
 	{"agent/keylock", []string{"agent", "cni", "ipam"}, "locks do not know the things that they are for"},

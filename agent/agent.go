@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/agent/traffic"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/wakeup"
@@ -65,7 +66,7 @@ func New(o Options) *Agent {
 	if o.Segment == nil {
 		o.Segment = func(int) (answerer.Segment, error) { return nil, answerer.ErrNobodyToAsk }
 	}
-	r := &records{Options: &o, kept: wakeup.New()}
+	r := &records{Options: &o, kept: wakeup.New(), traffic: &traffic.Memory{}}
 	r.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	h := &holdings{records: r, conflicts: &addressconflict.Conflicts{Log: o.ConflictLog}}
 	h.announcer = announce.New(h.announceAgain)

@@ -91,6 +91,8 @@
 // addresses that a pod gets back. A crash between any two steps leaves either no trace or a record
 // of it.
 //
+// The survey also remembers when the links of floating IPs last carried packets (package traffic).
+//
 // A complete record whose container has no network namespace any more is finished, so that plugins
 // give back leases.
 //

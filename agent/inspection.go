@@ -12,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/agent/traffic"
 )
 
 // Inspect reports the agent's state; a pod, as namespace/name, limits it to the pod's containers.
@@ -22,9 +23,18 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 		Time: time.Now(), Started: a.started, API: a.Pods.Connection(), Records: a.phases(records), OldestCheck: oldestCheck(records, outcomes),
 		Waiting: a.reconciler.Waiting(), Containers: []inquiry.InspectedContainer{},
 	}
+	var reader *traffic.Reader
+	if check {
+		var err error
+		if reader, err = traffic.Read(); err != nil {
+			in.Problems = append(in.Problems, err.Error())
+		}
+	}
 	for _, record := range records {
 		if pod == "" || record.Pod.String() == pod {
-			in.Containers = append(in.Containers, a.inspect(record, outcomes[record.Key()], check))
+			c := a.inspect(record, outcomes[record.Key()], check)
+			a.inspectTraffic(reader, record, &c, pod != "")
+			in.Containers = append(in.Containers, c)
 		}
 	}
 	if pod != "" {

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/agent/traffic"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -42,6 +43,8 @@ type records struct {
 	ports      *hostports.Ports
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
+	// traffic has what the links of floating IPs counted.
+	traffic *traffic.Memory
 }
 
 // kernelPatience limits the wait for another call that changes the kernel for the same

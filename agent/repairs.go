@@ -279,7 +279,9 @@ func (r *repairs) finish(ctx context.Context, key state.Key) error {
 func (r *repairs) survey(ctx context.Context) error {
 	checks := r.surveyChecks()
 	r.holdings.joinUplinks(ctx)
-	for _, record := range r.Store.List() {
+	all := r.Store.List()
+	r.noteTraffic(ctx, all)
+	for _, record := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -153,6 +153,46 @@ type InspectedContainer struct {
 	Error   string    `json:"error,omitempty"`
 	// Missing names a piece that the kernel lacks, if the query asked for it.
 	Missing string `json:"missing,omitempty"`
+	// Peers are the hosts with which the node tracks connections of the floating IPs, those with most
+	// connections first, if the query has check=true and names a pod. MorePeers is not less than the
+	// number of further ones. PeersUnknown says why they are not known.
+	Peers        []InspectedPeer `json:"peers,omitempty"`
+	MorePeers    int             `json:"morePeers,omitempty"`
+	PeersUnknown string          `json:"peersUnknown,omitempty"`
+}
+
+// InspectedPeer is a host with which the node tracks connections of a floating IP: open ones, and
+// for some minutes those that ended.
+type InspectedPeer struct {
+	Address netip.Addr `json:"address"`
+	Peer    netip.Addr `json:"peer"`
+	// Outgoing: the pod began them.
+	Outgoing bool `json:"outgoing,omitempty"`
+	// OwnNode: the peer is the pod's node, whose kubelet probes it.
+	OwnNode     bool `json:"ownNode,omitempty"`
+	Connections int  `json:"connections"`
+}
+
+// InspectedTraffic is what the kernel has counted on a link of a container, from the container's
+// view. The addresses of a link are counted together.
+type InspectedTraffic struct {
+	Link      string       `json:"link"`
+	Addresses []netip.Addr `json:"addresses"`
+	Received  Counted      `json:"received"`
+	Sent      Counted      `json:"sent"`
+	// Since is when the agent first saw the link: of what was before it knows no times.
+	Since time.Time `json:"since,omitzero"`
+	// Error is why the link could not be read.
+	Error string `json:"error,omitempty"`
+}
+
+// Counted is one direction of a link since the link was made.
+type Counted struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+	// Last is when the agent last saw that it was more than before, which is up to a minute after the
+	// packet; zero: never.
+	Last time.Time `json:"last,omitzero"`
 }
 
 // InspectedShaping is the bandwidth of a container.
@@ -240,6 +280,8 @@ type InspectedInterface struct {
 	Uplink      string        `json:"uplink,omitempty"`
 	MAC         string        `json:"mac,omitempty"`
 	FloatingIPs []api.Address `json:"floatingIPs,omitempty"`
+	// Traffic is of the links that carry the floating IPs, if the query has check=true.
+	Traffic []InspectedTraffic `json:"traffic,omitempty"`
 	// Result is the CNI result: addresses and routes of the interface.
 	Result json.RawMessage `json:"result,omitempty"`
 }

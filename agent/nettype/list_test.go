@@ -9,9 +9,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 func parse(t *testing.T, plugin string) *chain.Network {
@@ -41,6 +48,32 @@ func TestDetached(t *testing.T) {
 	} {
 		if got, err := nettype.Of(c.driver).Detached(parse(t, config)); got != c.want || err != nil {
 			t.Errorf("%s: Detached() = %v, %v, want %v", config, got, err, c.want)
+		}
+	}
+}
+
+// The addresses of an interface are counted on one link, or on one for each VLAN, at its end on the
+// node where it has one.
+func TestCarriers(t *testing.T) {
+	one, other := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.80.5")
+	ofVlan, node := nettype.Of(nettype.Vlan).Carriers, wire.HostLink("c", "eth0")
+	for name, c := range map[string]struct {
+		carriers func(*nettype.Interface) []nettype.Carrier
+		plugin   string
+		want     []nettype.Carrier
+	}{
+		"veth":           {nettype.Of(nettype.Veth).Carriers, `{"type":"berth-veth"}`, []nettype.Carrier{{"eth0", node, []netip.Addr{one, other}}}},
+		"pure":           {ofVlan, `{"type":"berth-vlan","mode":"pure"}`, []nettype.Carrier{{"eth0", node, []netip.Addr{one, other}}}},
+		"macvlan":        {ofVlan, `{"type":"berth-vlan","mode":"macvlan"}`, []nettype.Carrier{{"eth0", "", []netip.Addr{one}}, {"eth0.8", "", []netip.Addr{other}}}},
+		"bridge":         {ofVlan, `{"type":"berth-vlan","mode":"bridge"}`, []nettype.Carrier{{"eth0", rtnl.NameOf(netfilter.PortPrefix, "c", "eth0"), []netip.Addr{one}}, {"eth0.8", rtnl.NameOf(netfilter.PortPrefix, "c", "eth0.8"), []netip.Addr{other}}}},
+		"another plugin": {nettype.Of(nettype.IPAM).Carriers, `{"type":"bridge"}`, []nettype.Carrier{{"eth0", "", []netip.Addr{one, other}}}},
+		"no mode":        {ofVlan, `{"type":"berth-sriov","mode":"pure"}`, nil},
+	} {
+		got := c.carriers(&nettype.Interface{ContainerID: "c", Attachment: state.Attachment{
+			IfName: "eth0", Network: []byte(`{"plugins":[` + c.plugin + `]}`), Addresses: []api.Address{{Address: one, VLAN: 7}, {Address: other, VLAN: 8}},
+		}})
+		if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }

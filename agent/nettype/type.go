@@ -3,6 +3,8 @@
 package nettype
 
 import (
+	"net/netip"
+
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/leftover"
@@ -28,6 +30,8 @@ type Type struct {
 	detached func(network *chain.Network) (bool, error)
 	// furtherInterfaces is for FurtherInterfaces; nil if there are none.
 	furtherInterfaces func(ifName string, addrs []api.Address) []string
+	// ends is for Carriers; nil if no link has an end on the node.
+	ends func(i *Interface) []Carrier
 	// driver is for Drivers; nil if the agent does nothing to an interface.
 	driver func(k Kernel) Driver
 	// leftovers is for Leftovers; nil if nothing is left.
@@ -71,4 +75,27 @@ func (t *Type) FurtherInterfaces(ifName string, addrs []api.Address) []string {
 		return nil
 	}
 	return t.furtherInterfaces(ifName, addrs)
+}
+
+// Carrier is a link of a container with the addresses that it carries.
+type Carrier struct {
+	// Link is its name in the container, and End that of its end on the node; empty if it has none.
+	Link, End string
+	Addresses []netip.Addr
+}
+
+// Carriers lists the links of an interface with addresses. Pure.
+func (t *Type) Carriers(i *Interface) []Carrier {
+	if t.ends != nil {
+		return t.ends(i)
+	}
+	return []Carrier{carrierOf(i.IfName, "", i.Addresses)}
+}
+
+func carrierOf(link, end string, addrs []api.Address) Carrier {
+	c := Carrier{Link: link, End: end}
+	for _, a := range addrs {
+		c.Addresses = append(c.Addresses, a.Address)
+	}
+	return c
 }

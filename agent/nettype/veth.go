@@ -35,7 +35,10 @@ var veth = &Type{
 		}
 		return wired(Veth, network, conf, node)
 	},
-	detached:  func(*chain.Network) (bool, error) { return false, nil },
+	detached: func(*chain.Network) (bool, error) { return false, nil },
+	ends: func(i *Interface) []Carrier {
+		return []Carrier{carrierOf(i.IfName, wire.HostLink(i.ContainerID, i.IfName), i.Addresses)}
+	},
 	driver:    func(k Kernel) Driver { return &vethDriver{wirer: k.Wirer} },
 	leftovers: func(k Kernel) ([]leftover.Item, error) { return k.Wirer.Leftovers() },
 }

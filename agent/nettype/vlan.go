@@ -34,6 +34,7 @@ var vlanType = &Type{
 	read:              readVlan,
 	detached:          isDetachedVlan,
 	furtherInterfaces: vlanInterfaces,
+	ends:              vlanCarriers,
 	driver:            func(k Kernel) Driver { return newVlanDriver(k) },
 	leftovers:         func(k Kernel) ([]leftover.Item, error) { return newVlanDriver(k).driver.Leftovers() },
 }
@@ -74,6 +75,18 @@ func vlanInterfaces(ifName string, addrs []api.Address) []string {
 		if addr.VLAN > 0 {
 			all = append(all, vlan.FurtherInterface(ifName, addr.VLAN))
 		}
+	}
+	return all
+}
+
+// vlanCarriers lists none where the record's configuration cannot be read.
+func vlanCarriers(i *Interface) (all []Carrier) {
+	spec, err := vlanSpecOf(i)
+	if err != nil {
+		return nil
+	}
+	for _, c := range spec.Carriers() {
+		all = append(all, carrierOf(c.IfName, c.End, c.Addresses))
 	}
 	return all
 }

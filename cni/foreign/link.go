@@ -39,25 +39,11 @@ var ErrNotSeen = errors.New("interface not seen")
 
 const kindVeth = "veth"
 
-// open returns the container's network namespace, nil if it is gone. It also counts as gone if the
-// path now leads to the node's namespace, for example because a process ID was used again.
-func (i Interface) open() (ns.NetNS, error) {
-	netns, err := rtnl.FindNS(i.NetNS)
-	if err != nil || netns == nil {
-		return nil, err
-	}
-	node, err := isCurrent(netns)
-	if err == nil && !node {
-		return netns, nil
-	}
-	return nil, errors.Join(err, netns.Close())
-}
-
 // Links returns the indices, by name, of the links in a container's network namespace, except
 // devices, which programs move out on purpose, for example for a virtual machine. It returns nil if
 // the namespace is gone.
 func Links(path string) (map[string]int, error) {
-	netns, err := Interface{NetNS: path}.open()
+	netns, err := rtnl.FindContainerNS(path)
 	if err != nil || netns == nil {
 		return nil, err
 	}
@@ -78,21 +64,10 @@ func Links(path string) (map[string]int, error) {
 	return all, nil
 }
 
-func isCurrent(netns ns.NetNS) (bool, error) {
-	var own, other unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
-		return false, fmt.Errorf("look at the node's network namespace: %w", err)
-	}
-	if err := unix.Fstat(int(netns.Fd()), &other); err != nil {
-		return false, fmt.Errorf("look at network namespace %s: %w", netns.Path(), err)
-	}
-	return own.Dev == other.Dev && own.Ino == other.Ino, nil
-}
-
 // Silence takes the interface down. It succeeds if nothing is left of the interface, and returns
 // ErrNotSeen if its namespace exists but has no interface with the addresses yet.
 func (i Interface) Silence() error {
-	netns, err := i.open()
+	netns, err := rtnl.FindContainerNS(i.NetNS)
 	if err != nil {
 		return err
 	}
@@ -244,7 +219,7 @@ func (i Interface) CheckOpen() error {
 // ends returns the node's ends of the interface, and its links in the container without such an
 // end.
 func (i Interface) ends() (hosts []netlink.Link, inside []insideLink, err error) {
-	netns, err := i.open()
+	netns, err := rtnl.FindContainerNS(i.NetNS)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -288,7 +263,7 @@ func (i Interface) Mark() error {
 
 // unmarked calls do for the node's ends that have no alias.
 func (i Interface) unmarked(do func(netlink.Link) error) error {
-	netns, err := i.open()
+	netns, err := rtnl.FindContainerNS(i.NetNS)
 	if err != nil || netns == nil || i.alias() == "" {
 		return err
 	}
@@ -355,7 +330,7 @@ func down(links []netlink.Link) error {
 
 // Restore undoes Silence. It returns ErrNotWired if the interface is gone.
 func (i Interface) Restore() error {
-	netns, err := i.open()
+	netns, err := rtnl.FindContainerNS(i.NetNS)
 	if err != nil {
 		return err
 	}
@@ -437,7 +412,7 @@ func (i Interface) restoreInside(link netlink.Link) error {
 // Announce tells the network of the interface that the addresses are here. It does nothing if the
 // plugin has not made the interface yet.
 func (i Interface) Announce() error {
-	netns, err := i.open()
+	netns, err := rtnl.FindContainerNS(i.NetNS)
 	if err != nil || netns == nil {
 		return err
 	}

@@ -37,6 +37,31 @@ func FindNS(path string) (ns.NetNS, error) {
 	return netns, err
 }
 
+// FindContainerNS is FindNS for a caller on a thread of the node: the namespace also counts as gone
+// if the path now leads to the node's, for example because a process ID was used again.
+func FindContainerNS(path string) (ns.NetNS, error) {
+	netns, err := FindNS(path)
+	if err != nil || netns == nil {
+		return nil, err
+	}
+	node, err := isCurrent(netns)
+	if err == nil && !node {
+		return netns, nil
+	}
+	return nil, errors.Join(err, netns.Close())
+}
+
+func isCurrent(netns ns.NetNS) (bool, error) {
+	var own, other unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return false, fmt.Errorf("look at the node's network namespace: %w", err)
+	}
+	if err := unix.Fstat(int(netns.Fd()), &other); err != nil {
+		return false, fmt.Errorf("look at network namespace %s: %w", netns.Path(), err)
+	}
+	return own.Dev == other.Dev && own.Ino == other.Ino, nil
+}
+
 func InNetNS(path string, do func() error) error {
 	netns, err := GetNS(path)
 	if err != nil {

@@ -159,3 +159,25 @@ func (s Spec) segments() []segment {
 	}
 	return all
 }
+
+// Carrier is an interface of the container with the addresses that it carries. End is its end on
+// the node; empty if it has none.
+type Carrier struct {
+	IfName, End string
+	Addresses   []api.Address
+}
+
+// Carriers lists the container's interfaces to the pools' networks.
+func (s Spec) Carriers() (all []Carrier) {
+	if s.Mode == Pure {
+		return []Carrier{{s.IfName, wire.HostLink(s.ContainerID, s.IfName), s.Addresses}}
+	}
+	for _, g := range s.segments() {
+		c := Carrier{IfName: g.ifName, Addresses: g.addrs}
+		if s.Mode == Bridge {
+			c.End = portOf(s.ContainerID, g.ifName)
+		}
+		all = append(all, c)
+	}
+	return all
+}

@@ -35,6 +35,8 @@ func TestFloatingPod(t *testing.T) {
 	ping(t, c.Host, "10.70.0.50")
 	ping(t, n.Host, "10.70.36.5")
 
+	n.mustTellUse(pod, "10.70.36.5", net.client, "10.70.0.50")
+
 	n.IP("neigh", "del", "proxy", "10.70.36.5", "dev", "eth0")
 	if err := n.check(c); err == nil || !strings.Contains(err.Error(), "does not answer for 10.70.36.5") {
 		t.Errorf("CHECK with a missing piece: %v", err)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -32,7 +33,10 @@ const whoLong = `Says who has an address: pod, node, owner and since when. If no
 which pool it is and why pods get it or not.
 
 IPv6 may be written in any spelling. Of a prefix (10.0.70.228/30) or a range (10.0.70.2-10.0.70.9) it says it for all
-addresses. Users who may not read FloatingIPs learn of the addresses of the pods that they may read, in the namespace of -n.`
+addresses. Users who may not read FloatingIPs learn of the addresses of the pods that they may read, in the namespace of -n.
+
+--traffic says whether anybody uses it: what the link of its pod has counted, when that last moved, and with whom the node tracks
+connections. That asks the agents, and needs the Role berth-diagnosis of Berth's namespace.`
 
 const whoExamples = `  # Who has this address?
   kubectl berth who 10.0.70.12
@@ -43,15 +47,37 @@ const whoExamples = `  # Who has this address?
   # All that a firewall rule names
   kubectl berth who 10.0.70.228/30
 
+  # Is anybody using it?
+  kubectl berth who 10.0.70.12 --traffic
+
   # Follow it
   kubectl berth who 10.0.70.12 -w`
 
 func NewWho() command.Command {
+	var traffic bool
 	return command.Command{
 		Use: "who ADDRESS...", Short: "Says who has an address, or why nobody has", Long: whoLong, Example: whoExamples,
-		Args: command.AtLeast(1), Names: target.Addresses, Namespaced: true,
-		Watch:   "Print another line whenever an address changes.",
-		Prepare: oneToWatch, Answer: answerAbout,
+		Args: command.AtLeast(1), Names: target.Addresses, Namespaced: true, Programs: true, Asks: func() bool { return traffic },
+		Watch: "Print another line whenever an address changes.",
+		Flags: func(flags *pflag.FlagSet) {
+			flags.BoolVar(&traffic, "traffic", false, "Ask the agents whether anybody uses it.")
+		},
+		Prepare: func(call *command.Call) error {
+			if traffic && call.Watching {
+				return errors.New("--traffic is of one moment: leave out --watch")
+			}
+			return oneToWatch(call)
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			if !traffic {
+				return answerAbout(ctx, call)
+			}
+			found, err := (&look{Call: call}).all(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return Traffic(ctx, call, call.Ports(), found...)
+		},
 	}
 }
 
@@ -101,9 +127,22 @@ const most = 1024
 
 func answerAbout(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	l := &look{Call: call}
-	var found []standing.Address
-	for i := range call.Targets {
-		t := &call.Targets[i]
+	found, err := l.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	said := answerOf(found, time.Now())
+	if call.Watching && l.version == "" {
+		return said, errors.New("--watch needs the right to watch FloatingIPs: this output is of this moment")
+	}
+	l.follow(ctx, &call.Targets[0])
+	return said, nil
+}
+
+// all returns the addresses of all targets.
+func (l *look) all(ctx context.Context) (found []standing.Address, err error) {
+	for i := range l.Targets {
+		t := &l.Targets[i]
 		find := l.ofObject
 		if t.Kind == target.Addresses {
 			find = l.ofAddresses
@@ -117,12 +156,7 @@ func answerAbout(ctx context.Context, call *command.Call) (*answer.Answer, error
 		}
 		found = append(found, some...)
 	}
-	said := answerOf(found, time.Now())
-	if call.Watching && l.version == "" {
-		return said, errors.New("--watch needs the right to watch FloatingIPs: this output is of this moment")
-	}
-	l.follow(ctx, &call.Targets[0])
-	return said, nil
+	return found, nil
 }
 
 // ofAddresses makes one request for an address that has a FloatingIP.

@@ -51,6 +51,8 @@ type Command struct {
 	Namespaced, Everywhere bool
 	// Programs: the command asks Berth's programs, and has --berth-namespace for [Call.System].
 	Programs bool
+	// Asks says, after the flags were read, that the call asks them; nil: it always does.
+	Asks func() bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
 	// Prepare checks flags and arguments and reads files before the cluster is asked; nil: nothing.
@@ -210,7 +212,7 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 		}
 	}
 	call.Connect = func() (err error) {
-		if err = call.connect(c.Namespaced && !c.Everywhere); err == nil && c.Programs {
+		if err = call.connect(c.Namespaced && !c.Everywhere); err == nil && c.Programs && (c.Asks == nil || c.Asks()) {
 			call.System, err = call.system(ctx)
 		}
 		return err

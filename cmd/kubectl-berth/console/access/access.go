@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
 type (
@@ -43,8 +44,10 @@ func Of(ctx context.Context) register.Scope {
 type Writer struct {
 	// BGP and Failover ask the speakers and berth-failover, as kubectl berth bgp and failover do.
 	BGP, Failover Question
-	FloatingIPs   freeing.FloatingIPs
-	IPPools       Objects
+	// Traffic asks the agent of an address's node, as kubectl berth who --traffic does.
+	Traffic     func(of standing.Address) Question
+	FloatingIPs freeing.FloatingIPs
+	IPPools     Objects
 	// IPClaims writes those of a namespace.
 	IPClaims func(namespace string) Objects
 }

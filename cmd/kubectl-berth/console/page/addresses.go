@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/api"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -224,4 +225,17 @@ func (s *site) address(r *request) (*view, error) {
 		v.status = http.StatusNotFound
 	}
 	return v, nil
+}
+
+// traffic has the agent of an address's node asked whether anybody uses it.
+func (s *site) traffic(r *request) (*view, error) {
+	addr, err := target.ParseAddr(r.PathValue("address"))
+	if err != nil {
+		return nil, &mistake{http.StatusBadRequest, "No address", sentence(err.Error())}
+	}
+	address, err := s.Register.Address(r.scope, addr)
+	if err != nil {
+		return nil, err
+	}
+	return s.askFor("Is anybody using "+address.Address+"?", func(as *access.Writer) access.Question { return as.Traffic(address) })(r)
 }

@@ -89,6 +89,7 @@ func (s *site) handler() http.Handler {
 	}
 	wait("POST /bgp", s.askFor("BGP sessions", func(as *access.Writer) access.Question { return as.BGP }))
 	wait("POST /failover", s.askFor("Failover", func(as *access.Writer) access.Question { return as.Failover }))
+	wait("POST /addresses/{address}", s.traffic)
 	wait("GET /findings", s.findings)
 	get(releasePath, func(*request) (*view, error) { return &view{redirect: find("state", string(standing.Retained))}, nil })
 	wait("POST "+releasePath, s.release)

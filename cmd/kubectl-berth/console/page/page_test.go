@@ -25,6 +25,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -375,7 +376,7 @@ func TestWords(t *testing.T) {
 // What is written to the console is refused with a sentence.
 func TestReadOnly(t *testing.T) {
 	handler := New(Options{Register: newRegister(t)})
-	for _, path := range []string{"/", "/addresses/10.0.70.2", "/findings?run=1"} {
+	for _, path := range []string{"/", "/addresses", "/findings?run=1"} {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
 		if w.Code != http.StatusMethodNotAllowed || !strings.Contains(w.Body.String(), "This page changes nothing") {
@@ -534,6 +535,24 @@ func TestAsk(t *testing.T) {
 	}
 	if a := ask("/failover", writer); a.StatusCode != http.StatusBadGateway || !strings.Contains(text(a.root), "List the pods of berth-failover: pods is forbidden.") {
 		t.Errorf("berth-failover is asked: %d %s", a.StatusCode, text(a.root))
+	}
+	writer.Traffic = func(of standing.Address) access.Question {
+		return func(context.Context) (*access.Told, error) {
+			return &access.Told{Lines: []access.Line{{Text: of.Pod.String() + " on " + of.Node}}}, nil
+		}
+	}
+	if a := ask("/addresses/10.0.70.2", writer); a.StatusCode != http.StatusOK || !strings.Contains(text(a.root), "Is anybody using 10.0.70.2? shop/cart-0 on node-a Ask again") {
+		t.Errorf("an agent is asked: %d %s", a.StatusCode, text(a.root))
+	}
+	for path, code := range map[string]int{"/addresses/web-0": http.StatusBadRequest, "/addresses/10.0.70.2": http.StatusForbidden} {
+		if a := ask(path, nil); a.StatusCode != code {
+			t.Errorf("%s without rights: %d", path, a.StatusCode)
+		}
+	}
+	for path, has := range map[string]bool{"/addresses/10.0.70.2": true, "/addresses/192.0.2.1": false} {
+		if a := get(t, handler, register.Everything, path); strings.Contains(text(a.root), "Is anybody using it?") != has {
+			t.Errorf("%s has the button: %t", path, !has)
+		}
 	}
 	if a := ask("/bgp", nil); a.StatusCode != http.StatusForbidden {
 		t.Errorf("somebody without rights asks: %d", a.StatusCode)

@@ -15,11 +15,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/address"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failover"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 )
@@ -47,6 +49,11 @@ func (t To) As() (*access.Writer, error) {
 	as, call := &access.Writer{}, &command.Call{Kube: kube, System: t.Namespace}
 	as.BGP = func(ctx context.Context) (*access.Told, error) { return told(bgp.Show(ctx, call)) }
 	as.Failover = func(ctx context.Context) (*access.Told, error) { return told(failover.Show(ctx, call)) }
+	as.Traffic = func(of standing.Address) access.Question {
+		return func(ctx context.Context) (*access.Told, error) {
+			return told(address.Traffic(ctx, call, call.Ports(), of))
+		}
+	}
 	if !t.Writes {
 		return as, nil
 	}

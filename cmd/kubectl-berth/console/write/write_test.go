@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
 // What a command says is a table, sentences and commands, and findings are no error.
@@ -65,11 +66,14 @@ func TestAsBearer(t *testing.T) {
 			t.Errorf("%s, which are not there: %+v, %v", name, said, err)
 		}
 	}
+	if said, err := as.Traffic(standing.Address{Address: "10.0.70.8", Pod: &standing.Pod{Namespace: "shop", Name: "web-0"}, Node: "node1"})(t.Context()); err != nil || len(said.Rows) != 1 {
+		t.Errorf("of an agent that is not there: %+v, %v", said, err)
+	}
 	counts := map[string]int{}
 	for _, one := range asked {
 		counts[one]++
 	}
-	want := map[string]int{"GET /api/v1/namespaces/berth-system/pods Bearer of ann": 2, "GET /api/v1/pods Bearer of ann": 1}
+	want := map[string]int{"GET /api/v1/namespaces/berth-system/pods Bearer of ann": 3, "GET /api/v1/pods Bearer of ann": 1}
 	if diff := cmp.Diff(want, counts); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
