@@ -246,7 +246,7 @@ func TestClaimEgressStandby(t *testing.T) {
 	s := &shareOf{t, shared1, "standing", a, ownA}
 	s.carry(b, ownB)
 	namespace(t, s.namespace, nil)
-	s.claims(2048, false)
+	s.ports(2048)
 	pod := a.ordinary(s.namespace, "standing")
 	pod.leavesWith(t, farServer, shared1)
 
