@@ -554,6 +554,10 @@ func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
 		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, nor half of the nodes that answered it before; the pod of %s may be moved from here", addr)
+	case s.Phase == answering.Standby:
+		return fmt.Sprintf("the virtual machine of %s has yet to come to this node from %s", addr, s.Last.Name)
+	case s.Phase == answering.Closed && s.Cause == answering.Twin:
+		return fmt.Sprintf("the virtual machine of %s runs on %s by now", addr, s.By.Name)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
@@ -628,10 +632,12 @@ func (l *loop) look(ctx context.Context) {
 // assertions of addresses unknown here, with the Hello of their node.
 func (l *loop) wants(m answering.Message) bool {
 	switch {
-	case m.Kind != answering.Assert && m.Kind != answering.Deny, m.To.Name == l.a.self.Name:
+	case m.To.Name == l.a.self.Name:
 		return true
-	case m.Kind == answering.Deny:
+	case m.Kind == answering.Deny || m.Kind == answering.Yield:
 		return false
+	case m.Kind != answering.Assert && m.Kind != answering.TakeOver:
+		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -646,7 +652,7 @@ func (l *loop) hear(m answering.Message, unicast bool) {
 	l.mu.Lock()
 	last := l.standing(m.Address).Last
 	l.mu.Unlock()
-	if m.Kind == answering.Deny && m.From.Is(last) {
+	if (m.Kind == answering.Deny || m.Kind == answering.Yield) && m.From.Is(last) {
 		m.From = last
 	}
 	l.note(answering.Heard{Message: m, Unicast: unicast})
@@ -711,7 +717,7 @@ func (l *loop) step(ctx context.Context) {
 		case answering.Open:
 			l.opens(ctx, out.Address)
 		case answering.Send:
-			if out.Kind != answering.Deny || l.isSilent(ctx, out.Address) {
+			if out.Kind != answering.Deny && out.Kind != answering.Yield || l.isSilent(ctx, out.Address) {
 				messages = append(messages, out.Message)
 			}
 		case answering.Question:
