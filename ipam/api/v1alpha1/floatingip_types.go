@@ -456,6 +456,10 @@ type Twin struct {
 	Node string `json:"node"`
 }
 
+// AwaitsTakeOver returns whether the twin is the target of a live migration and has not taken the
+// address over, by this record. After that it is the source, which is also the last pod.
+func (s *FloatingIPSpec) AwaitsTakeOver() bool { return s.Twin != nil && s.Twin.Pod.Name != s.LastPod }
+
 // ServiceReference identifies a Service. Its namespace is the owner's.
 type ServiceReference struct {
 	// name of the Service. If several Services share the address, the annotations of this Service
