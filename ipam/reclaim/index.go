@@ -26,7 +26,9 @@ import (
 // Indexes of the FloatingIP informer.
 const (
 	byPodUID = "podUID"
-	byOwner  = "owner"
+	// byTwin has the addresses by the UID of the twin.
+	byTwin  = "twin"
+	byOwner = "owner"
 	// byPodName has the addresses that are kept for a pod name or belong to a pod.
 	byPodName = "podName"
 	// byNode has the addresses that are kept for a node, or that a Node owns.
@@ -63,6 +65,12 @@ func indexers() cache.Indexers {
 				return ""
 			}
 			return string(spec.Pod.UID)
+		}),
+		byTwin: of(func(spec *v1alpha1.FloatingIPSpec) string {
+			if spec.Twin == nil {
+				return ""
+			}
+			return string(spec.Twin.Pod.UID)
 		}),
 		byOwner: ofOwner(func(owner *v1alpha1.Owner) string { return ownerKey(owner.Kind, owner.Namespace, owner.Name) }),
 		byPodName: ofOwner(func(owner *v1alpha1.Owner) string {
@@ -211,6 +219,12 @@ func (e *podEnd) doubt() {
 	e.doubted = true
 }
 
+func (r *Reclaimer) doubt(pod *v1alpha1.PodReference) {
+	if end, known := r.deleted.Get(pod.UID); known {
+		end.(*podEnd).doubt()
+	}
+}
+
 // believed is how long a deletion event of the watch counts without a question to the API server.
 const believed = 30 * time.Second
 
@@ -237,9 +251,10 @@ func (e *podEnd) counts(name string) bool {
 func (r *Reclaimer) addressHandler() cache.ResourceEventHandler {
 	changed := func(ip *v1alpha1.FloatingIP, again bool) {
 		if again && ip.Spec.Pod != nil {
-			if end, known := r.deleted.Get(ip.Spec.Pod.UID); known {
-				end.(*podEnd).doubt()
-			}
+			r.doubt(ip.Spec.Pod)
+		}
+		if again && ip.Spec.Twin != nil {
+			r.doubt(&ip.Spec.Twin.Pod)
 		}
 		r.addressChanged(ip, false)
 	}
@@ -320,6 +335,8 @@ func controllerUID(object metav1.Object) types.UID {
 func podChanged(before, after *v1.Pod) bool {
 	return before.UID != after.UID || before.Spec.NodeName != after.Spec.NodeName || finished(before) != finished(after) ||
 		controllerUID(before) != controllerUID(after) ||
+		before.Annotations[v1alpha1.AnnotationTookOver] != after.Annotations[v1alpha1.AnnotationTookOver] ||
+		before.Annotations[v1alpha1.AnnotationMigrated] != after.Annotations[v1alpha1.AnnotationMigrated] ||
 		!slices.Equal(before.Status.PodIPs, after.Status.PodIPs)
 }
 
@@ -384,6 +401,7 @@ func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
 		}
 	}
 	r.enqueue(held)
+	r.enqueue(r.indexed(byTwin, string(pod.UID)))
 	r.enqueue(r.indexed(byPodName, podKey(pod.Namespace, pod.Name)))
 }
 

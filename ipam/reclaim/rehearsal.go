@@ -214,7 +214,7 @@ func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 		w.Set(seen.Name, Release)
 	case seen.Spec.Owner != nil && spec.Owner == nil:
 		w.Set(seen.Name, Drop)
-	case seen.Spec.Node != spec.Node:
+	case seen.Spec.Node != spec.Node && seen.Spec.Twin == nil:
 		w.Set(seen.Name, CorrectNode)
 	default:
 		w.Set(seen.Name, Correct)

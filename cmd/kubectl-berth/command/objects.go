@@ -121,7 +121,7 @@ func (c *Call) Between(ctx context.Context) podrequest.Between {
 		resource, _, _ := target.Resource(kind)
 		return get(resource)
 	}
-	return podrequest.Between{ReplicaSet: of("ReplicaSet"), Job: of("Job"), StatefulSet: of("StatefulSet"), Pod: of("Pod"), VirtualMachineInstance: get(virtualmachine.Resource)}
+	return podrequest.Between{ReplicaSet: of("ReplicaSet"), Job: of("Job"), StatefulSet: of("StatefulSet"), Pod: of("Pod"), VirtualMachineInstance: get(virtualmachine.Instances)}
 }
 
 // follow calls do with each event after a resource version until ctx ends, which is no
