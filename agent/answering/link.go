@@ -66,8 +66,8 @@ const (
 	// refutedFor is how long, after the API refuted an assertion of a node, further assertions of the
 	// node are heeded only after the API was asked.
 	refutedFor = 10 * time.Minute
-	// twinSoon is how long a node asks the API often whether a twin that took over still has the
-	// address; then it does so every twinLater.
+	// twinSoon is how long a node asks the API each repeat whether it gave the address to a twin that
+	// took over; then it does so every twinLater.
 	twinSoon, twinLater = 10 * time.Second, 5 * time.Second
 	// overslept is how late a caller may be. After a longer pause answers may have been lost.
 	overslept = time.Second
@@ -131,16 +131,18 @@ type holding struct {
 	// before.
 	challenge *Message
 	falls     Duration
+	// awaits is since when the API has yet to give the address to a twin that took over, here or
+	// elsewhere; poll is when it is asked about that.
+	awaits, poll Duration
 	// asked counts the questions since the silence began. The first one was at since, the last one at
-	// askedAt. A twin took over at since, too.
+	// askedAt.
 	asked          int
 	since, askedAt Duration
 	// controlled counts the questions in a row, up to the last one, that had a control.
 	controlled int
 	// asserted is when the node asserted the address last.
 	asserted Duration
-	// due is the time of the next question or assertion, or when the API's verdict opens the address,
-	// or when the API is asked whether a twin still has it.
+	// due is the time of the next question or assertion, or when the API's verdict opens the address.
 	due Duration
 	// answers are the answers to the last question. answered has the MACs of hosts that may have the
 	// address and answered since the questions began.
@@ -290,8 +292,11 @@ func (l *Link) Next() (due Duration, ok bool) {
 	}
 	due = l.hello
 	for _, h := range l.each() {
-		if h.phase == Asking || h.asserts() || h.waitsForAPI() {
+		if h.phase == Asking || h.asserts() {
 			due = min(due, h.due)
+		}
+		if h.awaitsAPI() {
+			due = min(due, h.poll)
 		}
 		if h.challenge != nil {
 			due = min(due, h.falls)
@@ -335,6 +340,7 @@ func (l *Link) note(in Input) {
 	case Cut:
 		if h := l.holdings[in.Address]; h != nil && h.phase == Standby {
 			h.took = true
+			h.await(l.now)
 			l.askFor(h, h.last)
 		}
 	case Leave:
@@ -476,7 +482,7 @@ func (l *Link) carry(c Carry) {
 		}
 		return
 	}
-	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, took: c.Twin, phase: Answering, asserted: longAgo, due: l.now}
+	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, took: c.Twin, phase: Answering, asserted: longAgo, due: l.now, awaits: l.now, poll: l.now}
 	l.add(h)
 	switch {
 	case c.Newest > c.Version:
@@ -521,7 +527,7 @@ func (l *Link) close(h *holding, cause Cause) {
 	}
 	h.yieldedTo = Node{}
 	if cause == Twin {
-		h.since, h.due = l.now, l.now+repeat
+		h.await(l.now)
 		if answered {
 			h.yieldedTo = h.newestFrom
 		}
@@ -844,7 +850,7 @@ func (l *Link) verdict(v Verdict) {
 	}
 	if h.phase == Closed && h.cause == Twin && h.hasTwin() && (h.newestFrom == Node{} || h.newestFrom.Is(h.twin)) {
 		// The record has yet to follow.
-		h.askLater(l.now)
+		h.pollLater(l.now)
 		return
 	}
 	h.version = max(h.version, v.Version)
@@ -884,11 +890,12 @@ func (l *Link) stands(h *holding, v Verdict) {
 			l.refuted[h.newestFrom] = l.now + refutedFor
 		}
 		h.newest, h.challenge = 0, nil
+		h.pollLater(l.now)
 		if h.isClosedByOther() {
 			l.askFor(h, v.Last)
 		}
 	case h.phase == Closed && h.cause == Twin && h.newest >= v.Version:
-		h.askLater(l.now)
+		h.pollLater(l.now)
 	default:
 		// The virtual machine went to the other pod.
 		h.newest, h.newestFrom = max(h.newest, v.Version), v.Last
@@ -896,21 +903,23 @@ func (l *Link) stands(h *holding, v Verdict) {
 	}
 }
 
-// askLater has the API asked again whether the twin that took over still has the address.
-func (h *holding) askLater(now Duration) {
-	h.due = now + repeat
-	if now-h.since > twinSoon {
-		h.due = now + twinLater
+// await has the API asked from now on whether it gave the address to the twin that took over.
+func (h *holding) await(now Duration) { h.awaits, h.poll = now, now+repeat }
+
+func (h *holding) pollLater(now Duration) {
+	h.poll = now + repeat
+	if now-h.awaits > twinSoon {
+		h.poll = now + twinLater
 	}
 }
 
 // hasTwin reports whether the API named a twin of the pod.
 func (h *holding) hasTwin() bool { return h.twin != Node{} }
 
-// waitsForAPI reports whether the node asks the API from time to time whether the twin that took
-// over still has the address.
-func (h *holding) waitsForAPI() bool {
-	return h.phase == Closed && h.cause == Twin && !h.pending
+// awaitsAPI reports whether the node asks the API from time to time whether it gave the address to a
+// twin that took over, here or elsewhere.
+func (h *holding) awaitsAPI() bool {
+	return !h.pending && (h.took || h.phase == Closed && h.cause == Twin)
 }
 
 // confirmed reports whether the address opens again by the API's verdict.
@@ -943,11 +952,12 @@ func (l *Link) pass() {
 	l.watch()
 	turns := l.turns()
 	for _, h := range l.each() {
+		if h.awaitsAPI() && l.now >= h.poll {
+			l.ask(h)
+		}
 		switch {
 		case h.challenge != nil && l.now >= h.falls:
 			l.close(h, heardBy(*h.challenge))
-		case h.waitsForAPI() && l.now >= h.due:
-			l.ask(h)
 		case h.phase == Asking && l.now >= h.due:
 			switch {
 			case h.yielded:
