@@ -97,7 +97,7 @@ const (
 	NoCarrier
 	// CutOff: the node reaches nobody.
 	CutOff
-	// Twin: the twin of the address's pod has taken the address over, or the API gave the address to it.
+	// Twin: the twin of the address's pod has taken the address over, or the API gave it to the twin.
 	Twin
 )
 
@@ -122,7 +122,7 @@ type holding struct {
 	// took: the pod is a twin, has the virtual machine, and the API has yet to give it the address.
 	// yielded: the API's holder has answered the TakeOver by a Yield.
 	took, yielded bool
-	// twin is the node of the pod's own twin. This node answered until the twin on yieldedTo took over.
+	// twin is the node of the pod's own twin. This node answered until the one on yieldedTo took over.
 	twin, yieldedTo Node
 	// newest is the greatest version that another node, newestFrom, asserted.
 	newest     Version
@@ -835,6 +835,10 @@ func (l *Link) verdict(v Verdict) {
 	h := l.holdings[v.Address]
 	h.pending = false
 	switch {
+	case v.Stands && v.Version < h.version && !h.took:
+		// The record has followed since.
+		l.ask(h)
+		return
 	case v.Stands:
 		l.stands(h, v)
 		return
@@ -867,7 +871,7 @@ func (l *Link) verdict(v Verdict) {
 	}
 	h.newest, h.challenge = 0, nil
 	switch {
-	case h.isClosedByOther():
+	case h.isClosedByOther() || h.phase == Standby:
 		l.askFor(h, last)
 	case h.confirmed() && l.up:
 		// Another node may answer by an older record and not have heard this one yet: let it fall silent
@@ -916,8 +920,8 @@ func (h *holding) pollLater(now Duration) {
 // hasTwin reports whether the API named a twin of the pod.
 func (h *holding) hasTwin() bool { return h.twin != Node{} }
 
-// awaitsAPI reports whether the node asks the API from time to time whether it gave the address to a
-// twin that took over, here or elsewhere.
+// awaitsAPI reports whether the node asks the API from time to time whether the record has followed
+// a twin that took over.
 func (h *holding) awaitsAPI() bool {
 	return !h.pending && (h.took || h.phase == Closed && h.cause == Twin)
 }
