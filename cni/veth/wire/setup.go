@@ -201,6 +201,9 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 	if err := netlink.NeighSet(&plan.podNeigh); err != nil {
 		return fmt.Errorf("add neighbour %s on %s: %w", a.Address, host.Attrs().Name, err)
 	}
+	if spec.Standby {
+		return nil
+	}
 	if err := w.setupRouting(plan); err != nil {
 		return err
 	}
