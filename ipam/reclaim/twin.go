@@ -37,10 +37,10 @@ func turnOf(ip *v1alpha1.FloatingIP, holder, twin *v1.Pod) turn {
 		return drop
 	case holder == nil:
 		return promote
+	case ip.Spec.AwaitsTakeOver() && tookOver(twin, ip.ResourceVersion):
+		return swap // before move, which changes the version
 	case twin.Spec.NodeName != "" && twin.Spec.NodeName != ip.Spec.Twin.Node:
 		return move
-	case ip.Spec.AwaitsTakeOver() && tookOver(twin, ip.ResourceVersion):
-		return swap
 	}
 	return await
 }
