@@ -79,12 +79,12 @@ func (r *Reclaimer) gatherTwin(ctx context.Context, ip *v1alpha1.FloatingIP, hol
 		spec.LastNode = r.lastNodeWithoutTwin(&ip.Spec, twinStopped)
 	case swap:
 		c.did = "A live migration moved a floating IP"
-		c.taken = fmt.Sprintf("live migration: it took over from pod %s on node %s", ip.Spec.Pod.Name, ip.Spec.Node)
+		c.taken = fmt.Sprintf("live migration from node %s to node %s", ip.Spec.Node, ip.Spec.Twin.Node)
 		r.takeOver(spec, false)
 		spec.Twin = &v1alpha1.Twin{Pod: *ip.Spec.Pod, Node: ip.Spec.Node}
 	case promote:
 		c.did = "A live migration ended, and the other pod has the floating IP"
-		c.taken = fmt.Sprintf("live migration: pod %s on node %s, which had it, is gone", ip.Spec.Pod.Name, ip.Spec.Node)
+		c.taken = fmt.Sprintf("live migration: the pod on node %s is gone", ip.Spec.Node)
 		r.takeOver(spec, stopped)
 		spec.Twin = nil
 	}
