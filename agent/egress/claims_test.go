@@ -22,13 +22,17 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// claimed is a claim of a namespace with 1,024 ports of an address, or without ports.
+// claimed is a node's 1,024 ports of an address of a namespace's claim.
 func claimed(namespace, address string, first int32) v1alpha1.AssignedClaim {
-	c := v1alpha1.AssignedClaim{Namespace: namespace, Name: "partners", UID: types.UID(namespace), Family: v1alpha1.IPv4}
-	if address != "" {
-		c.Address, c.FirstPort, c.PortsPerNode, c.Network = address, first, 1024, &v1alpha1.Network{Subnet: "10.0.1.0/24", Gateway: "10.0.1.1"}
+	return v1alpha1.AssignedClaim{
+		Namespace: namespace, Name: "partners", UID: types.UID(namespace), Family: v1alpha1.IPv4,
+		Address: address, FirstPort: first, PortsPerNode: 1024, Network: v1alpha1.Network{Subnet: "10.0.1.0/24", Gateway: "10.0.1.1"},
 	}
-	return c
+}
+
+// claimOf is a claim by which the pods of a namespace leave.
+func claimOf(namespace, name string) *v1alpha1.IPClaim {
+	return &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace)}, Spec: v1alpha1.IPClaimSpec{Egress: &v1alpha1.ClaimEgress{}}}
 }
 
 func podOf(namespace, address string) Pod {
@@ -39,9 +43,10 @@ func podOf(namespace, address string) Pod {
 // without pods here, or without ports, takes no number.
 func TestClaimsOf(t *testing.T) {
 	pods := []Pod{podOf("red", "10.244.0.2"), podOf("blue", "10.244.0.3"), podOf("green", "10.244.0.4")}
-	known := claimed("green", "", 0)
-	known.Network = &v1alpha1.Network{Subnet: "10.0.2.0/24", Gateway: "10.0.2.1"}
-	claims, err := claimsOf([]v1alpha1.AssignedClaim{claimed("red", "10.0.1.200", 2048), claimed("blue", "", 0), claimed("none", "10.0.1.201", 1024), known}, pods)
+	ends := claimOf("green", "partners")
+	ends.DeletionTimestamp = &metav1.Time{}
+	claims, err := claimsOf([]v1alpha1.AssignedClaim{claimed("red", "10.0.1.200", 2048), claimed("none", "10.0.1.201", 1024)},
+		[]*v1alpha1.IPClaim{claimOf("red", "younger"), claimOf("blue", "partners"), claimOf("blue", "younger"), claimOf("none", "partners"), ends}, pods)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +58,7 @@ func TestClaimsOf(t *testing.T) {
 	for _, p := range all {
 		got[p.name] = string(rune('0'+p.way.Number)) + " " + p.way.String()
 	}
-	want := map[string]string{"red/partners": "1 10.0.1.200, ports 2048 to 3071", "blue/partners": "0 invalid IP", "green/partners": "2 invalid IP", "a": "1 10.0.1.11", "b": "2 10.0.2.11"}
+	want := map[string]string{"red/partners": "1 10.0.1.200, ports 2048 to 3071", "blue/partners": "0 invalid IP", "a": "1 10.0.1.11", "b": "2 10.0.2.11"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -84,10 +89,14 @@ func (noPods) WaitForPods(context.Context) bool { return true }
 // says so, and not for ever. The NodeAssignment counts as followed when the kernel has it.
 func TestAttachWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		assignment := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{UID: "a", Generation: 1}, Spec: v1alpha1.NodeAssignmentSpec{Claims: []v1alpha1.AssignedClaim{claimed("red", "", 0)}}}
+		assignment := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{UID: "a", Generation: 1}}
 		k, followed, sends, unread := &kernel{}, 0, false, errors.New("the API server is away")
-		namespaces := cache.NewSharedIndexInformer(nil, &corev1.Namespace{}, 0, cache.Indexers{})
+		namespaces, claims := cache.NewSharedIndexInformer(nil, &corev1.Namespace{}, 0, cache.Indexers{}), cache.NewSharedIndexInformer(nil, &v1alpha1.IPClaim{}, 0, cache.Indexers{})
+		if err := claims.GetStore().Add(claimOf("red", "partners")); err != nil {
+			t.Fatal(err)
+		}
 		e := New(Options{
+			Claims:     claims,
 			Assignment: func() (*v1alpha1.NodeAssignment, bool) { return assignment, true }, Namespaces: namespaces,
 			Namespace: func(_ context.Context, name string) (*corev1.Namespace, error) {
 				return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}}}, nil

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package egress has the ordinary pods of a node leave the cluster with an address of the node, or
-// from its ports of an IPClaim's, as its NodeAssignment says. It knows the node's pods from ADD on,
+// from its ports of an IPClaim's, as its NodeAssignment says. Pods of a namespace with a claim of
+// which the node has no ports do not leave. It knows the node's pods from ADD on,
 // so a pod's first packet is right; and it follows the labels of namespaces. It gives the node no
 // address: package assignment does, and while the node does not have one, the pods do not leave.
 // While the API server has not told the NodeAssignment and the namespaces since the start, the
@@ -9,6 +10,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +59,8 @@ type Options struct {
 	// Assignment returns the node's NodeAssignment, nil where there is none, and false while that is
 	// not known.
 	Assignment func() (assignment *v1alpha1.NodeAssignment, known bool)
+	// Claims is an informer of the IPClaims by which pods leave. Run runs it.
+	Claims cache.SharedIndexInformer
 	// Namespaces is an informer of all namespaces, which its owner runs.
 	Namespaces cache.SharedIndexInformer
 	// Namespace reads one from the API server.
@@ -145,6 +149,14 @@ func (e *Egress) Run(ctx context.Context, pods Pods) error {
 	if err != nil {
 		return fmt.Errorf("prepare the watch of namespaces: %w", err)
 	}
+	if _, err := e.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { e.Soon() }, DeleteFunc: func(any) { e.Soon() }, UpdateFunc: func(_, _ any) { e.Soon() },
+	}); err != nil {
+		return fmt.Errorf("prepare the watch of IPClaims: %w", err)
+	}
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { e.Claims.RunWithContext(ctx) })
 	for !e.isKnown(registration) {
 		select {
 		case <-ctx.Done():
@@ -184,7 +196,20 @@ func (e *Egress) Run(ctx context.Context, pods Pods) error {
 
 func (e *Egress) isKnown(namespaces cache.ResourceEventHandlerRegistration) bool {
 	_, known := e.Assignment()
-	return known && namespaces.HasSynced()
+	return known && namespaces.HasSynced() && e.Claims.HasSynced()
+}
+
+// claims returns the IPClaims by which pods leave, the oldest first.
+func (e *Egress) claims() (all []*v1alpha1.IPClaim) {
+	for _, object := range e.Claims.GetStore().List() {
+		if claim, ok := object.(*v1alpha1.IPClaim); ok {
+			all = append(all, claim)
+		}
+	}
+	slices.SortFunc(all, func(x, y *v1alpha1.IPClaim) int {
+		return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
+	})
+	return all
 }
 
 // errNotKnown is of an ADD that came before everything was known.
@@ -257,7 +282,7 @@ func (e *Egress) note(pod Pod) (idle bool) {
 	defer e.mu.Unlock()
 	e.adding[pod.ID] = pod
 	assignment, _ := e.Assignment()
-	return e.known && len(e.put) == 0 && (assignment == nil || len(assignment.Spec.Egress)+len(assignment.Spec.Claims) == 0)
+	return e.known && len(e.put) == 0 && len(e.claims()) == 0 && (assignment == nil || len(assignment.Spec.Egress)+len(assignment.Spec.Claims) == 0)
 }
 
 // Attached says that the ADD of a container is complete: OrdinaryPods lists it.
@@ -349,7 +374,7 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	if assignment == nil {
 		assignment = &v1alpha1.NodeAssignment{}
 	}
-	claims, unreadable := claimsOf(assignment.Spec.Claims, pods)
+	claims, unreadable := claimsOf(assignment.Spec.Claims, e.claims(), pods)
 	wanted, err := poolsOf(assignment.Spec.Egress, e.put, claims...)
 	unreadable = errors.Join(unreadable, err)
 	before, err := e.leaving()

@@ -81,30 +81,27 @@ func poolsOf(assigned []v1alpha1.AssignedEgress, before []pool, claims ...pool) 
 	return all, errors.Join(errs...)
 }
 
-// claimsOf reads the claims of a NodeAssignment whose namespaces have pods here. One without ports
-// has a way that leads nowhere. Pure.
-func claimsOf(assigned []v1alpha1.AssignedClaim, pods []Pod) (all []pool, err error) {
+// claimsOf reads from which ports of claims the node's pods leave, whose namespaces have pods here.
+// A claim without ports has a way that leads nowhere, as has one that cannot be read. Pure.
+func claimsOf(assigned []v1alpha1.AssignedClaim, claims []*v1alpha1.IPClaim, pods []Pod) (all []pool, err error) {
 	var errs []error
-	for i := range assigned {
-		c := &assigned[i]
+	for _, c := range withClosed(assigned, claims) {
 		if !slices.ContainsFunc(pods, func(p Pod) bool { return p.Namespace == c.Namespace }) {
 			continue
 		}
-		one := pool{name: c.Namespace + "/" + c.Name, claim: c}
+		one := pool{name: c.Namespace + "/" + c.Name, claim: &c}
 		none := netip.IPv4Unspecified()
 		if c.Family == v1alpha1.IPv6 {
 			none = netip.IPv6Unspecified()
 		}
 		one.way.Subnet = netip.PrefixFrom(none, none.BitLen())
-		if c.Network != nil {
+		if c.Address != "" {
 			// The selector of the namespace comes after.
-			read, err := poolOf(&v1alpha1.AssignedEgress{Address: c.Address, Network: *c.Network})
+			read, err := poolOf(&v1alpha1.AssignedEgress{Address: c.Address, Network: c.Network})
 			if err != nil {
 				errs = append(errs, fmt.Errorf("egress of IPClaim %s: %w", one.name, err))
 			} else {
 				one.vlan, one.way = read.vlan, read.way
-			}
-			if c.Address != "" {
 				one.way.Ports = egress.Ports{First: uint16(c.FirstPort), Last: uint16(c.FirstPort + c.PortsPerNode - 1)} //nolint:gosec // the API server limits both
 			}
 		}
@@ -112,6 +109,20 @@ func claimsOf(assigned []v1alpha1.AssignedClaim, pods []Pod) (all []pool, err er
 		all = append(all, one)
 	}
 	return all, errors.Join(errs...)
+}
+
+// withClosed adds to what the node is assigned an entry without address for each namespace and
+// family of which it has no ports of the claim.
+func withClosed(assigned []v1alpha1.AssignedClaim, claims []*v1alpha1.IPClaim) []v1alpha1.AssignedClaim {
+	all := slices.Clone(assigned)
+	for _, claim := range claims {
+		for _, family := range claim.EgressFamilies() {
+			if !slices.ContainsFunc(all, func(c v1alpha1.AssignedClaim) bool { return c.Namespace == claim.Namespace && c.Family == family }) {
+				all = append(all, v1alpha1.AssignedClaim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Family: family})
+			}
+		}
+	}
+	return all
 }
 
 func poolOf(a *v1alpha1.AssignedEgress) (p pool, err error) {

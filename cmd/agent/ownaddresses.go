@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -54,6 +56,8 @@ func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networ
 	var carrier *assignment.Carrier
 	leaving := egress.New(egress.Options{
 		Assignment: func() (*v1alpha1.NodeAssignment, bool) { return carrier.Assignment() },
+		Claims: client.NewInformer(client.Selecting[*v1alpha1.IPClaimList]{ListWatcher: clients.berth.IPClaims(metav1.NamespaceAll), Fields: fields.OneTermNotEqualSelector("spec.egress.portsPerNode", "").String()},
+			&v1alpha1.IPClaim{}, 0, cache.Indexers{}),
 		Namespaces: namespaces,
 		Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
 			return clients.core.Namespaces.Get(ctx, name, metav1.GetOptions{})

@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/failover/status"
 	"github.com/berth-dev/berth/ipam/fencer"
 	"github.com/berth-dev/berth/ipam/remote"
@@ -54,7 +55,7 @@ func run(ctx context.Context, config *rest.Config, options *options) error {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
 	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
-	moving, err := newMover(options, config, kube, broadcaster.NewRecorder(scheme.Scheme, status.Name))
+	moving, err := newMover(options, config, kube, event.ByNote(broadcaster.NewRecorder(scheme.Scheme, status.Name), scheme.Scheme))
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func run(ctx context.Context, config *rest.Config, options *options) error {
 }
 
 // newMover returns the part that works, with its clients. config is kube's.
-func newMover(options *options, config *rest.Config, kube kubernetes.Interface, recorder events.EventRecorder) (*mover.Mover, error) {
+func newMover(options *options, config *rest.Config, kube kubernetes.Interface, recorder event.Recorder) (*mover.Mover, error) {
 	asking, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("create the client that asks agents: %w", err)

@@ -31,7 +31,7 @@ const patience, silence = 30 * time.Second, time.Second
 // topology is a node with two pods on a bridge of another network plugin, another node with a pod,
 // and the world outside, which is the router of both of the node's networks.
 type topology struct {
-	t                              *testing.T
+	t                              testing.TB
 	node, pod, other, node2, world *netnstest.Host
 	storage                        *netnstest.Wire
 	eth1                           int
@@ -57,7 +57,7 @@ var (
 	routers = []string{"10.0.80.1", "2001:db8:80::1"}
 )
 
-func newTopology(t *testing.T) *topology {
+func newTopology(t testing.TB) *topology {
 	t.Helper()
 	netnstest.Need(t)
 	w := &topology{t: t}
@@ -158,7 +158,7 @@ func (w *topology) masquerade(program, cluster string) {
 
 // serve answers each datagram and connection to these addresses of the host with the address of its
 // sender.
-func serve(t *testing.T, h *netnstest.Host, addresses ...string) {
+func serve(t testing.TB, h *netnstest.Host, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
 		var listener net.Listener

@@ -99,7 +99,7 @@ func (w *topology) blocks() []Way {
 
 // stream is a connection from the pod to a server outside, which has the port from which it comes.
 type stream struct {
-	t            *testing.T
+	t            testing.TB
 	client, peer net.Conn
 }
 

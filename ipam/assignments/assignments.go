@@ -366,6 +366,9 @@ func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, sp
 	if equality.Semantic.DeepEqual(seen.Spec, want.Spec) && equality.Semantic.DeepEqual(seen.OwnerReferences, owners) {
 		return nil
 	}
+	if err := a.mayTake(ctx, name, seen.Spec.Claims, spec.Claims); err != nil {
+		return err
+	}
 	update := seen.DeepCopy()
 	update.Spec, update.OwnerReferences = want.Spec, owners
 	if _, err := a.api.Update(ctx, update, metav1.UpdateOptions{}); err != nil {

@@ -3,6 +3,7 @@
 package assignments
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,7 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/store"
 )
 
 func nodeOf(uid types.UID, labels map[string]string) *v1.Node {
@@ -228,5 +231,37 @@ func TestCount(t *testing.T) {
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A node does not lose ports of a claim that the API server says it has, whatever was seen.
+func TestMayTake(t *testing.T) {
+	ports := v1alpha1.AssignedClaim{Namespace: "shop", Name: "partners", UID: "1", Address: "10.0.80.200", FirstPort: 2048, PortsPerNode: 1024}
+	other := ports
+	other.FirstPort = 3072
+	for name, test := range map[string]struct {
+		change func(*v1alpha1.FloatingIPSpec)
+		after  []v1alpha1.AssignedClaim
+		may    bool
+	}{
+		"pods came again": {func(*v1alpha1.FloatingIPSpec) {}, nil, false},
+		"other ports":     {func(*v1alpha1.FloatingIPSpec) {}, []v1alpha1.AssignedClaim{other}, false},
+		"they stay":       {func(*v1alpha1.FloatingIPSpec) {}, []v1alpha1.AssignedClaim{ports}, true},
+		"withdrawn":       {func(s *v1alpha1.FloatingIPSpec) { s.Egress.Blocks[0].Withdrawn = true }, nil, true},
+		"another node's":  {func(s *v1alpha1.FloatingIPSpec) { s.Egress.Blocks[0].Node = "node2" }, nil, true},
+		"another claim's": {func(s *v1alpha1.FloatingIPSpec) { s.Owner.UID = "2" }, nil, true},
+		"a pod's":         {func(s *v1alpha1.FloatingIPSpec) { s.Egress = nil }, nil, true},
+		"free":            {func(s *v1alpha1.FloatingIPSpec) { s.Owner, s.Egress = nil, nil }, nil, true},
+	} {
+		ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.80.200"}, Spec: v1alpha1.FloatingIPSpec{
+			Address: "10.0.80.200", Pool: "web", Owner: &v1alpha1.Owner{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "IPClaim", Namespace: "shop", Name: "partners", UID: "1"},
+			Egress: &v1alpha1.EgressHolder{PortsPerNode: 1024, Blocks: []v1alpha1.EgressBlock{{Index: 2, Node: "node1"}}},
+		}}
+		test.change(&ip.Spec)
+		a := &Assignments{store: ipamtest.NewServer(ip).Store()}
+		err := a.mayTake(t.Context(), "node1", []v1alpha1.AssignedClaim{ports}, test.after)
+		if test.may != (err == nil) || err != nil && !errors.Is(err, store.ErrChanged) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

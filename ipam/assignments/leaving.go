@@ -4,11 +4,17 @@ package assignments
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -16,7 +22,7 @@ import (
 const byEgress = "egress"
 
 func egressIndex(object any) ([]string, error) {
-	if claim := object.(*v1alpha1.IPClaim); claim.Spec.Egress != nil && claim.DeletionTimestamp == nil {
+	if claim := object.(*v1alpha1.IPClaim); len(claim.EgressFamilies()) > 0 {
 		return []string{"", claim.Namespace}, nil
 	}
 	return nil, nil
@@ -37,14 +43,6 @@ func (a *Assignments) Seen(node string) *v1alpha1.NodeAssignment {
 	return view.Get[v1alpha1.NodeAssignment](a.written.GetStore(), node)
 }
 
-// EgressFamilies returns the families of an IPClaim by which pods leave.
-func EgressFamilies(claim *v1alpha1.IPClaim) []v1alpha1.IPFamily {
-	if len(claim.Spec.Families) == 0 {
-		return []v1alpha1.IPFamily{v1alpha1.IPv4}
-	}
-	return claim.Spec.Families
-}
-
 // Shared returns the addresses by which pods leave for an IPClaim, the oldest first.
 func Shared(loop *preallocation.Loop, claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) []*v1alpha1.FloatingIP {
 	ips := slices.DeleteFunc(loop.Addresses(preallocation.Key{Kind: preallocation.KindClaim, Namespace: claim.Namespace, Name: claim.Name}), func(ip *v1alpha1.FloatingIP) bool {
@@ -54,8 +52,8 @@ func Shared(loop *preallocation.Loop, claim *v1alpha1.IPClaim, family v1alpha1.I
 	return ips
 }
 
-// leaving returns by which IPClaims pods leave on a node. A claim is there also while the node has
-// no ports: its pods, which may come at any time, are not to leave otherwise.
+// leaving returns by which IPClaims pods leave on a node, from the ports that the node has. Agents
+// follow the claims themselves: pods of one without ports on their node do not leave.
 func (a *Assignments) leaving(node string) (all []v1alpha1.AssignedClaim) {
 	type of struct {
 		namespace string
@@ -63,30 +61,55 @@ func (a *Assignments) leaving(node string) (all []v1alpha1.AssignedClaim) {
 	}
 	seen := map[of]bool{}
 	for _, claim := range a.Leaving("") {
-		for _, family := range EgressFamilies(claim) {
+		for _, family := range claim.EgressFamilies() {
 			if at := (of{claim.Namespace, family}); !seen[at] {
 				seen[at] = true
-				all = append(all, a.claimOn(node, claim, family))
+				if one := a.claimOn(node, claim, family); one != nil {
+					all = append(all, *one)
+				}
 			}
 		}
 	}
 	return all
 }
 
-func (a *Assignments) claimOn(node string, claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) v1alpha1.AssignedClaim {
-	one := v1alpha1.AssignedClaim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Family: family}
+// claimOn returns the ports that a node has of a claim, nil where it has none.
+func (a *Assignments) claimOn(node string, claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) *v1alpha1.AssignedClaim {
 	for _, ip := range Shared(a.loop, claim, family) {
-		one.Network = cmp.Or(one.Network, ip.Spec.Network)
 		for _, b := range ip.Spec.Egress.Blocks {
 			first := b.Index * ip.Spec.Egress.PortsPerNode
 			if !ip.Spec.Egress.Has(node, first) || b.Node != node || ip.Spec.Network == nil || !a.isLed(node, ip.Spec.Address, first) {
 				continue
 			}
-			one.Address, one.FirstPort, one.PortsPerNode, one.Network = ip.Spec.Address, first, ip.Spec.Egress.PortsPerNode, ip.Spec.Network
-			return one
+			return &v1alpha1.AssignedClaim{
+				Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Family: family,
+				Address: ip.Spec.Address, FirstPort: first, PortsPerNode: ip.Spec.Egress.PortsPerNode, Network: *ip.Spec.Network,
+			}
 		}
 	}
-	return one
+	return nil
+}
+
+// mayTake asks the API server whether a node has no ports any more of the claims that it is to lose:
+// pods may have come again, and what was seen be old. It fails with store.ErrChanged if it has.
+func (a *Assignments) mayTake(ctx context.Context, node string, before, after []v1alpha1.AssignedClaim) error {
+	for _, c := range before {
+		if slices.ContainsFunc(after, func(o v1alpha1.AssignedClaim) bool { return o.Address == c.Address && o.FirstPort == c.FirstPort }) {
+			continue
+		}
+		addr, err := netip.ParseAddr(c.Address)
+		if err != nil {
+			continue // The node has nothing of it.
+		}
+		live, err := a.store.Get(ctx, v1alpha1.NameOf(addr))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
+		}
+		if err == nil && live.Spec.Owner != nil && live.Spec.Owner.UID == c.UID && live.Spec.Egress != nil && live.Spec.Egress.Has(node, c.FirstPort) {
+			return fmt.Errorf("take ports of %s from node %s: %w", c.Address, node, store.ErrChanged)
+		}
+	}
+	return nil
 }
 
 // isLed returns whether a node leads answers to another one's ports, or that one was told so: it
@@ -126,17 +149,21 @@ func (a *Assignments) leadsChanged(before, after *v1alpha1.NodeAssignment) {
 	}
 }
 
+// claimChanged has the nodes looked at that have ports of a claim.
 func (a *Assignments) claimChanged(before, after *v1alpha1.IPClaim) {
-	is := func(claim *v1alpha1.IPClaim) bool {
-		keys, _ := egressIndex(claim) // It returns no error.
-		return len(keys) > 0
+	var was, now []v1alpha1.IPFamily
+	if before != nil {
+		was = before.EgressFamilies()
 	}
-	was, now := before != nil && is(before), after != nil && is(after)
-	if was == now && (!was || before.UID == after.UID && slices.Equal(EgressFamilies(before), EgressFamilies(after))) {
+	if after != nil {
+		now = after.EgressFamilies()
+	}
+	if slices.Equal(was, now) && (before == nil || after == nil || before.UID == after.UID) {
 		return
 	}
-	for _, key := range a.Keys() {
-		a.loop.Enqueue(key)
+	claim := cmp.Or(after, before)
+	for _, ip := range a.loop.Addresses(preallocation.Key{Kind: preallocation.KindClaim, Namespace: claim.Namespace, Name: claim.Name}) {
+		a.blocksChanged(nil, ip)
 	}
 }
 

@@ -363,7 +363,7 @@ func (c *controller) assign(claim *v1alpha1.IPClaim, m *memory, all []address, s
 // isOldest returns whether no older claim of the namespace has the pods.
 func (c *controller) isOldest(claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) bool {
 	for _, other := range c.assigned.Leaving(claim.Namespace) {
-		if slices.Contains(assignments.EgressFamilies(other), family) {
+		if slices.Contains(other.EgressFamilies(), family) {
 			return other.UID == claim.UID
 		}
 	}

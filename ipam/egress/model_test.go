@@ -170,6 +170,12 @@ func (w *world) tell(l *leader, node string) {
 	if l.view.assignments[node].Generation != now.Generation || l.view.of[node] == has {
 		return
 	}
+	// The record is asked before a node loses ports.
+	if was := w.api.of[node]; slices.ContainsFunc(w.api.records[was.address], func(b v1alpha1.EgressBlock) bool {
+		return b.Node == node && b.Index == was.index && !b.Withdrawn
+	}) {
+		return
+	}
 	w.log("tell %s %v", node, has)
 	next := &v1alpha1.NodeAssignment{Status: now.Status}
 	next.Generation = now.Generation + 1

@@ -4,11 +4,18 @@ package event
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
 )
 
 type recorder struct{ note string }
@@ -32,4 +39,41 @@ func TestRecord(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A note that changes is an event of its own, and a note that is told again counts, whether or not
+// the object has changed.
+func TestByNote(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
+		if err := broadcaster.StartRecordingToSinkWithContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		defer broadcaster.Shutdown()
+		recorder := ByNote(broadcaster.NewRecorder(scheme.Scheme, "test"), scheme.Scheme)
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db-0", UID: "1"}}
+		for i, note := range []string{"10.0.70.5", "10.0.70.5 and 2001:db8::5", "10.0.70.5"} {
+			pod.ResourceVersion = fmt.Sprint(i)
+			Warning("Waits", note).Record(recorder, pod, nil, "Test")
+			synctest.Wait()
+			time.Sleep(time.Second) // of virtual time, which is in an event's name
+		}
+		written, err := kube.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, e := range written.Items {
+			count := int32(1)
+			if e.Series != nil {
+				count = e.Series.Count
+			}
+			got = append(got, fmt.Sprintf("%s %s ×%d", e.Regarding.Name, e.Note, count))
+		}
+		slices.Sort(got)
+		if want := []string{"db-0 10.0.70.5 and 2001:db8::5 ×1", "db-0 10.0.70.5 ×2"}; !slices.Equal(got, want) {
+			t.Errorf("the API server has the events %q, want %q", got, want)
+		}
+	})
 }

@@ -25,10 +25,9 @@ import (
 
 // Indexes of the FloatingIP informer.
 const (
+	// byPodUID has the addresses of a pod: those that it holds, and those whose twin it is.
 	byPodUID = "podUID"
-	// byTwin has the addresses by the UID of the twin.
-	byTwin  = "twin"
-	byOwner = "owner"
+	byOwner  = "owner"
 	// byPodName has the addresses that are kept for a pod name or belong to a pod.
 	byPodName = "podName"
 	// byNode has the addresses that are kept for a node, or that a Node owns.
@@ -60,18 +59,16 @@ func indexers() cache.Indexers {
 		})
 	}
 	return cache.Indexers{
-		byPodUID: of(func(spec *v1alpha1.FloatingIPSpec) string {
-			if spec.Pod == nil {
-				return ""
+		byPodUID: func(object any) (uids []string, _ error) {
+			spec := &object.(*v1alpha1.FloatingIP).Spec
+			if spec.Pod != nil {
+				uids = append(uids, string(spec.Pod.UID))
 			}
-			return string(spec.Pod.UID)
-		}),
-		byTwin: of(func(spec *v1alpha1.FloatingIPSpec) string {
-			if spec.Twin == nil {
-				return ""
+			if spec.Twin != nil {
+				uids = append(uids, string(spec.Twin.Pod.UID))
 			}
-			return string(spec.Twin.Pod.UID)
-		}),
+			return uids, nil
+		},
 		byOwner: ofOwner(func(owner *v1alpha1.Owner) string { return ownerKey(owner.Kind, owner.Namespace, owner.Name) }),
 		byPodName: ofOwner(func(owner *v1alpha1.Owner) string {
 			switch {
@@ -113,7 +110,8 @@ func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](r.index, index, key)
 }
 
-// Recorded returns the addresses that record a pod, as the cache has them. It does not block.
+// Recorded returns the addresses that record a pod, as the holder or as the twin, as the cache has
+// them. It does not block.
 func (r *Reclaimer) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return r.indexed(byPodUID, string(uid))
 }
@@ -401,7 +399,6 @@ func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
 		}
 	}
 	r.enqueue(held)
-	r.enqueue(r.indexed(byTwin, string(pod.UID)))
 	r.enqueue(r.indexed(byPodName, podKey(pod.Namespace, pod.Name)))
 }
 

@@ -52,7 +52,7 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 	}
 }
 
-// Recorded returns the addresses that record a pod.
+// Recorded returns the addresses that record a pod, as the holder or as the twin.
 func (c *Caches) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](c.FloatingIPs, byPodUID, string(uid))
 }

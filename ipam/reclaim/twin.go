@@ -37,10 +37,10 @@ func turnOf(ip *v1alpha1.FloatingIP, holder, twin *v1.Pod) turn {
 		return drop
 	case holder == nil:
 		return promote
+	case ip.Spec.AwaitsTakeOver() && tookOver(twin, ip.ResourceVersion):
+		return swap // before move, which changes the version
 	case twin.Spec.NodeName != "" && twin.Spec.NodeName != ip.Spec.Twin.Node:
 		return move
-	case ip.Spec.AwaitsTakeOver() && tookOver(twin, ip.ResourceVersion):
-		return swap
 	}
 	return await
 }
@@ -79,12 +79,12 @@ func (r *Reclaimer) gatherTwin(ctx context.Context, ip *v1alpha1.FloatingIP, hol
 		spec.LastNode = r.lastNodeWithoutTwin(&ip.Spec, twinStopped)
 	case swap:
 		c.did = "A live migration moved a floating IP"
-		c.taken = fmt.Sprintf("live migration: it took over from pod %s on node %s", ip.Spec.Pod.Name, ip.Spec.Node)
+		c.taken = fmt.Sprintf("live migration from node %s to node %s", ip.Spec.Node, ip.Spec.Twin.Node)
 		r.takeOver(spec, false)
 		spec.Twin = &v1alpha1.Twin{Pod: *ip.Spec.Pod, Node: ip.Spec.Node}
 	case promote:
 		c.did = "A live migration ended, and the other pod has the floating IP"
-		c.taken = fmt.Sprintf("live migration: pod %s on node %s, which had it, is gone", ip.Spec.Pod.Name, ip.Spec.Node)
+		c.taken = fmt.Sprintf("live migration: the pod on node %s is gone", ip.Spec.Node)
 		r.takeOver(spec, stopped)
 		spec.Twin = nil
 	}

@@ -26,7 +26,9 @@ type leaving struct {
 	conn    net.Conn
 	// said is how many numbers each end has said, and heard how many each has heard, in their order.
 	said, heard [2]atomic.Int64
-	err         atomic.Pointer[error]
+	// gap is the longest time in which each end heard nothing, since goesOn.
+	gap [2]atomic.Int64
+	err atomic.Pointer[error]
 }
 
 // leave opens a connection from a pod to a host, which listens. It ends with the test.
@@ -81,17 +83,24 @@ func (l *leaving) say(end int, to io.Writer) {
 
 func (l *leaving) hear(end int, from io.Reader) {
 	scanner := bufio.NewScanner(from)
+	last := time.Now()
 	for want := int64(0); scanner.Scan(); want++ {
 		if scanner.Text() != fmt.Sprint(want) {
 			l.fail(fmt.Errorf("heard %q, want %d", scanner.Text(), want))
 			return
 		}
 		l.heard[end].Add(1)
+		now := time.Now()
+		if gap := int64(now.Sub(last)); gap > l.gap[end].Load() {
+			l.gap[end].Store(gap)
+		}
+		last = now
 	}
 	l.fail(fmt.Errorf("the connection ended: %w", scanner.Err()))
 }
 
-// goesOn waits until both ends have heard all that was said until now, and more.
+// goesOn waits until both ends have heard all that was said until now, and more, and logs for how
+// long they heard nothing since it was called before.
 func (s *stage) goesOn(during string, all ...*leaving) {
 	s.t.Helper()
 	for _, l := range all {
@@ -105,12 +114,15 @@ func (s *stage) goesOn(during string, all ...*leaving) {
 			}
 			return nil
 		})
+		s.t.Logf("%s: the pod heard nothing for %s, the host for %s", during,
+			time.Duration(l.gap[0].Swap(0)).Round(time.Millisecond), time.Duration(l.gap[1].Swap(0)).Round(time.Millisecond))
 	}
 }
 
 // TestClaimEgress: ordinary pods on two nodes leave with the one address of an IPClaim, from their
 // first packet on. Their connections, in which both ends speak, survive a drain of the node that
-// answers for the address, and that its power is cut.
+// answers for the address, an agent that hangs there, the absence of the API server, that the node
+// is cut off from it, and that its power is cut.
 func TestClaimEgress(t *testing.T) {
 	network := shared.Cluster.Network()
 	s := newStageOf(t, v1alpha1.IPPoolSpec{
@@ -175,28 +187,68 @@ spec: {pools: [%s], size: 1, preallocate: true, egress: {}}
 	}
 	s.goesOn("the beginning", all...)
 
+	// Each time the carrier is first, on which none of the pods runs.
+	comesBack := func(from string) {
+		t.Helper()
+		for _, node := range others {
+			s.kubectl("cordon", node)
+			s.atEnd(func() { s.kubectl("uncordon", node) })
+		}
+		if back, _ := carrierOf(from); back != first {
+			t.Fatalf("%s carries the address, want %s", back, first)
+		}
+		for _, node := range others {
+			s.kubectl("uncordon", node)
+		}
+		s.goesOn("the way back", all...)
+	}
+	s.atEnd(s.settled)
+
 	s.kubectl("cordon", first)
 	s.atEnd(func() { s.kubectl("uncordon", first) })
-	second, _ := carrierOf(first)
-	s.goesOn("a drain of the carrier, to "+second, all...)
-
-	// Back, so that the node that dies has none of the pods.
+	next, _ := carrierOf(first)
+	s.goesOn("a drain of the carrier, to "+next, all...)
 	s.kubectl("uncordon", first)
-	for _, node := range others {
-		s.kubectl("cordon", node)
-		s.atEnd(func() { s.kubectl("uncordon", node) })
+	comesBack(next)
+
+	before := s.restarts("berth-agent")
+	s.signal(first, "STOP", "berth-agent")
+	s.eventually("the kubelet has ended the agent that hung", func() error {
+		if s.restarts("berth-agent") == before {
+			return fmt.Errorf("agents were started anew %d times", before)
+		}
+		return nil
+	})
+	s.settled()
+	s.goesOn("the carrier's agent hung", all...)
+	if now, _ := carrierOf(""); now != first {
+		comesBack(now)
 	}
-	back, _ := carrierOf(second)
-	if back != first {
-		t.Fatalf("%s carries the address, want %s", back, first)
+
+	s.atEnd(func() { s.must(s.Cluster.StartAPIServer(s.ctx)) })
+	s.must(s.Cluster.StopAPIServer(s.ctx))
+	<-time.After(time.Minute) // longer than a Lease of a node
+	s.must(s.Cluster.StartAPIServer(s.ctx))
+	s.settled()
+	s.goesOn("a minute without API server", all...)
+	if now, _ := carrierOf(""); now != first {
+		comesBack(now)
 	}
-	for _, node := range others {
-		s.kubectl("uncordon", node)
-	}
-	s.goesOn("the way back", all...)
-	s.atEnd(s.settled)
+
+	endpoints, err := s.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(s.ctx, "kubernetes", metav1.GetOptions{})
+	s.must(err)
+	server := endpoints.Endpoints[0].Addresses[0]
+	s.atEnd(func() { s.run(first, "sh", "-c", "ip route del blackhole "+server+" || true") })
+	s.run(first, "ip", "route", "add", "blackhole", server)
+	next, _ = carrierOf(first)
+	s.goesOn("the carrier was cut off from the API server, by "+next, all...)
+	s.run(first, "ip", "route", "del", "blackhole", server)
+	s.settled()
+	s.goesOn("it was connected again", all...)
+	comesBack(next)
+
 	s.atEnd(func() { s.must(s.Cluster.StartNode(s.ctx, first)) })
 	s.must(s.Cluster.StopNode(s.ctx, first))
-	third, _ := carrierOf(first)
-	s.goesOn("the power of the carrier was cut, by "+third, all...)
+	next, _ = carrierOf(first)
+	s.goesOn("the power of the carrier was cut, by "+next, all...)
 }

@@ -58,24 +58,23 @@ func (s *shareOf) carry(carrier *node, own string) {
 	carrier.saysCarried(own, s.address)
 }
 
-// claims writes into a NodeAssignment from which port on pods leave, none for 0, and waits until
-// the node follows.
-func (s *shareOf) claims(first int32, none bool) {
+// ports writes into a NodeAssignment from which port on pods leave, none for 0, and waits until the
+// node follows.
+func (s *shareOf) ports(first int32) {
 	s.t.Helper()
 	network := storageOf(s.address)
 	network.Gateway = "10.80.0.1"
-	claim := v1alpha1.AssignedClaim{Namespace: s.namespace, Name: "partners", UID: "1", Family: v1alpha1.IPv4, Network: &network}
-	if first > 0 {
-		claim.Address, claim.FirstPort, claim.PortsPerNode = s.address, first, 1024
-	}
 	api := apiOf(s.t).assignments
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		now, err := api.Get(s.t.Context(), s.a.name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if now.Spec.Claims = []v1alpha1.AssignedClaim{claim}; none {
-			now.Spec.Claims = nil
+		now.Spec.Claims = nil
+		if first > 0 {
+			now.Spec.Claims = []v1alpha1.AssignedClaim{{
+				Namespace: s.namespace, Name: "partners", UID: "1", Family: v1alpha1.IPv4, Address: s.address, FirstPort: first, PortsPerNode: 1024, Network: network,
+			}}
 		}
 		_, err = api.Update(s.t.Context(), now, metav1.UpdateOptions{})
 		return err
@@ -119,7 +118,13 @@ func TestClaimEgress(t *testing.T) {
 	s := &shareOf{t, shared1, "claiming", a, ownA}
 	s.carry(b, ownB)
 	namespace(t, s.namespace, nil)
-	s.claims(2048, false)
+	claims := apiOf(t).claims(s.namespace)
+	claim := &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "partners"}, Spec: v1alpha1.IPClaimSpec{Pools: []string{"storage"}, Size: 1, Preallocate: true, Egress: &v1alpha1.ClaimEgress{}}}
+	if _, err := claims.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = claims.Delete(ctxOf(t), claim.Name, metav1.DeleteOptions{}) })
+	s.ports(2048)
 	pod := a.ordinary(s.namespace, "claiming")
 	pod.leavesWith(t, farServer, shared1)
 	other := a.ordinary("default", "claiming-other")
@@ -130,18 +135,24 @@ func TestClaimEgress(t *testing.T) {
 	b.saysCarried(ownB)
 	s.carry(a, ownA)
 	pod.leavesWith(t, farServer, shared1)
-	s.claims(3072, false)
+	s.ports(3072)
 	if got, err := pod.ask("udp", farServer, 0); err == nil {
 		t.Errorf("from ports that the record does not have the server sees %s", got)
 	}
 	other.leavesWith(t, farServer, masqueraded)
-	s.claims(2048, false)
+	s.ports(2048)
 	a.stop()
 	pod.leavesWith(t, farServer, shared1)
 	a.start()
 	pod.leavesWith(t, farServer, shared1)
 
-	s.claims(0, true)
+	s.ports(0)
+	if got, err := pod.ask("udp", farServer, 0); err == nil {
+		t.Errorf("the node has no ports of the claim, and the server sees %s", got)
+	}
+	if err := claims.Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	pod.leavesWith(t, farServer, masqueraded)
 	for _, c := range []*container{pod, other} {
 		a.mustDel(c)

@@ -26,6 +26,7 @@ type kubeAPI struct {
 	profiles *client.NetworkProfiles
 
 	assignments *client.NodeAssignments
+	claims      func(namespace string) *client.IPClaims
 }
 
 // apiOf returns the API server that all tests share.
@@ -57,7 +58,7 @@ func startAPI(ctx context.Context) (a *kubeAPI, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a = &kubeAPI{cp: cp, kube: kube, ips: berth.FloatingIPs, profiles: berth.NetworkProfiles, assignments: berth.NodeAssignments}
+	a = &kubeAPI{cp: cp, kube: kube, ips: berth.FloatingIPs, profiles: berth.NetworkProfiles, assignments: berth.NodeAssignments, claims: berth.IPClaims}
 	crds, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, err

@@ -102,7 +102,7 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if err != nil {
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}
-	recorder := w.broadcaster.NewRecorder(kinds, "berth-controller")
+	recorder := event.ByNote(w.broadcaster.NewRecorder(kinds, "berth-controller"), kinds)
 	asking, err := newSlow(config)
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 }
 
 // takeAhead adds the loop that takes addresses for whatever asks for them without a pod.
-func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder events.EventRecorder) error {
+func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder event.Recorder) error {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Namespaced,shortName=ipc,categories=berth
 // +kubebuilder:subresource:status
+// +kubebuilder:selectablefield:JSONPath=.spec.egress.portsPerNode
 // +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
 // +kubebuilder:printcolumn:name="Addresses",type=integer,JSONPath=`.status.addresses`
 // +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.allocated`
@@ -123,6 +124,18 @@ type ClaimEgress struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another claim"
 	// +optional
 	PortsPerNode int32 `json:"portsPerNode,omitempty"`
+}
+
+// EgressFamilies returns the families of the addresses by which pods leave for the claim; none for
+// a claim without egress, and while it is being deleted.
+func (c *IPClaim) EgressFamilies() []IPFamily {
+	switch {
+	case c.Spec.Egress == nil || c.DeletionTimestamp != nil:
+		return nil
+	case len(c.Spec.Families) == 0:
+		return []IPFamily{IPv4}
+	}
+	return c.Spec.Families
 }
 
 // Conditions of an IPClaim.

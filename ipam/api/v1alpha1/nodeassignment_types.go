@@ -49,8 +49,8 @@ type NodeAssignmentSpec struct {
 	// +optional
 	Egress []AssignedEgress `json:"egress,omitempty"`
 
-	// claims are the IPClaims by whose addresses ordinary pods leave, of all namespaces: the node does
-	// not know before which pods it gets. They come before egress.
+	// claims are the IPClaims from whose addresses the node has ports, by which its ordinary pods
+	// leave. They come before egress.
 	//
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
@@ -72,23 +72,16 @@ type AssignedClaim struct {
 	UID types.UID `json:"uid"`
 	// family of the address.
 	Family IPFamily `json:"family"`
-	// address that the pods leave with. Absent: the node has no ports of one, and the pods do not
-	// leave.
+	// address that the pods leave with.
 	//
 	// +kubebuilder:validation:MaxLength=39
-	// +optional
-	Address string `json:"address,omitempty"`
-	// ports of the address that the node has: from firstPort on as many as portsPerNode.
-	//
-	// +optional
-	FirstPort int32 `json:"firstPort,omitempty"`
-	// +optional
-	PortsPerNode int32 `json:"portsPerNode,omitempty"`
-	// network of the address, or else of one that the claim has, with its gateway. Absent: it has
-	// none.
-	//
-	// +optional
-	Network *Network `json:"network,omitempty"`
+	Address string `json:"address"`
+	// firstPort of the ports that the node has: as many as portsPerNode.
+	FirstPort int32 `json:"firstPort"`
+	// portsPerNode is the number of the ports.
+	PortsPerNode int32 `json:"portsPerNode"`
+	// network of the address, with its gateway.
+	Network Network `json:"network"`
 }
 
 // AssignedEgress is the egress of a pool on one node.
@@ -229,7 +222,8 @@ type PodResult struct {
 	// +optional
 	PortMapping string `json:"portMapping,omitempty"`
 	// tookOver is the pod's annotation berth.dev/took-over: the node answers for the addresses that the
-	// pod has as a twin, and this is the highest resource version of their FloatingIPs.
+	// pod has as a twin, and this is the highest resource version of their FloatingIPs. The agent tells
+	// it again while a newer FloatingIP does not name the pod as the holder.
 	//
 	// +kubebuilder:validation:MaxLength=20
 	// +optional

@@ -126,6 +126,9 @@ func told(w *simulation.World, node string) (first int32, leads map[int32]string
 			}
 		}
 	}
+	if len(a.Spec.Claims) == 0 {
+		return 0, leads, nil
+	}
 	if len(a.Spec.Claims) != 1 || a.Spec.Claims[0].Name != "partners" {
 		return 0, leads, fmt.Errorf("%s is told of claims %+v", node, a.Spec.Claims)
 	}
@@ -167,9 +170,8 @@ func carries(w *simulation.World, not string) (carrier string) {
 	return carrier
 }
 
-// A claim has all nodes know that pods of its namespace leave by it. A node gets ports with its
-// first such pod, as soon as another node leads answers there, and keeps them ten minutes after the
-// last. Nobody else gets them, nor the claim's address, before the node's agent has followed.
+// A node gets ports of a claim with its first pod that leaves by it, as soon as another node leads
+// answers there, and keeps them ten minutes after the last. Nobody else gets them, nor the claim's address, before the node's agent has followed.
 func TestClaimEgress(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {
@@ -207,9 +209,6 @@ func TestClaimEgress(t *testing.T) {
 		}
 		if err := patch(`{"spec":{"egress":null}}`); err == nil || !strings.Contains(err.Error(), "create another claim") {
 			t.Errorf("no egress any more: %v", err)
-		}
-		for _, node := range []string{"node1", "node2", "node3", "node4"} {
-			sendsFrom(w, node, 0)
 		}
 		carrier := carries(w, "")
 		var address string
