@@ -240,7 +240,8 @@ func checkGone(ctx context.Context, a *address, pods Pods) error {
 	return nil
 }
 
-// takeOver updates a FloatingIP that an earlier attempt for the same pod wrote.
+// takeOver updates a FloatingIP that an earlier attempt for the same pod wrote, or that the Service
+// has beside the ones that it lacks: the node that answers for it goes on.
 func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	existing, record, err := i.read(ctx, a)
 	if err != nil {
@@ -256,6 +257,9 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1
 	// An update that changes nothing does not change the resource version, and times
 	// of objects have a resolution of one second.
 	spec.Since = existing.Spec.NextSince(spec.Since.Time)
+	if has := existing.Spec.Service; has != nil && spec.Service != nil {
+		spec.Since, spec.Service.Node = existing.Spec.Since, has.Node
+	}
 	return i.update(ctx, existing, spec)
 }
 

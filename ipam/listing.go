@@ -11,8 +11,8 @@ import (
 )
 
 // Listing answers as the scheduler does, from objects that the caller listed. It watches nothing,
-// gives no addresses and writes nothing. It does not know the scheduler's promises to pods that are
-// being bound at this moment, because they are in no object.
+// promises addresses in memory only and writes nothing. It does not know the scheduler's promises
+// to pods that are being bound at this moment, because they are in no object.
 type Listing struct{ ipam *IPAM }
 
 // NewListing returns a Listing of these pools and claims, without any FloatingIP. pods answers
@@ -34,6 +34,19 @@ func (l *Listing) Observe(ip *v1alpha1.FloatingIP) { l.ipam.handler().Observed(i
 
 // Candidates is [IPAM.Candidates].
 func (l *Listing) Candidates(request Request) (*Candidates, error) { return l.ipam.Candidates(request) }
+
+// Snapshot returns the pools, which stay the same.
+func (l *Listing) Snapshot() *pools.Snapshot { return l.ipam.state.Load().snapshot }
+
+// Reserve is [IPAM.Reserve], for a node of this reach. The addresses are promised until the Listing
+// is gone.
+func (l *Listing) Reserve(c *Candidates, reach *pools.Reach) error {
+	_, err := l.ipam.Reserve(c, Node{}, reach)
+	return err
+}
+
+// Free returns how many addresses a pool can still give.
+func (l *Listing) Free(pool string) uint64 { return l.ipam.book.Counts(pool).Free }
 
 // Terms returns the request with the terms of the claim that it names, if any.
 func (l *Listing) Terms(request Request) (Request, error) {

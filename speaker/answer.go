@@ -60,7 +60,7 @@ func statusOf(ctx context.Context, p entry) status.Peer {
 	state := p.session.State()
 	peer.Established, peer.Since = state.Established, state.Since
 	_, counts := p.counts(ctx)
-	peer.Received = counts.Received
+	peer.Received, peer.ASN = counts.Received, cmp.Or(p.PeerASN, counts.ASN)
 	for _, addr := range slices.SortedFunc(maps.Keys(p.Paths), netip.Addr.Compare) {
 		if addr.Is6() && p.short != "" {
 			continue

@@ -29,7 +29,7 @@ func nextHop(router netip.Addr) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list the addresses of link %s: %w", link.Attrs().Name, err)
 	}
-	hop := lowest(all, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	hop := lowest(all, netip.PrefixFrom(netip.IPv6Unspecified(), 0), netlink.SCOPE_UNIVERSE)
 	if !hop.IsValid() {
 		return netip.Addr{}, fmt.Errorf("link %s, by which %s is reached, has no IPv6 address: give it one, or have a BGPPeer with an IPv6 address of the router", link.Attrs().Name, router)
 	}
@@ -42,20 +42,20 @@ func sourceIn(prefix netip.Prefix) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list the addresses of the node: %w", err)
 	}
-	source := lowest(all, prefix)
+	source := lowest(all, prefix, netlink.SCOPE_UNIVERSE)
 	if !source.IsValid() {
 		return netip.Addr{}, fmt.Errorf("the node has no address in spec.source, %s: give a link of it one, such as lo", prefix)
 	}
 	return source, nil
 }
 
-// lowest returns the lowest of the addresses in a prefix that the node may speak from; not valid:
-// there is none.
-func lowest(all []netlink.Addr, in netip.Prefix) (found netip.Addr) {
+// lowest returns the lowest of the addresses of a scope in a prefix that the node may speak from;
+// not valid: there is none.
+func lowest(all []netlink.Addr, in netip.Prefix, scope netlink.Scope) (found netip.Addr) {
 	for i := range all {
 		addr, ok := netip.AddrFromSlice(all[i].IP)
 		addr = addr.Unmap()
-		if ok && in.Contains(addr) && all[i].Scope == unix.RT_SCOPE_UNIVERSE && all[i].Flags&unusable == 0 && (!found.IsValid() || addr.Less(found)) {
+		if ok && in.Contains(addr) && all[i].Scope == int(scope) && all[i].Flags&unusable == 0 && (!found.IsValid() || addr.Less(found)) {
 			found = addr
 		}
 	}

@@ -3,6 +3,7 @@
 package speaker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,6 +72,10 @@ type entry struct {
 	problem string
 	// short says why some paths are not announced.
 	short string
+	// advertised is when the node last advertised itself at the peer's interface, unadvertised why it
+	// could not.
+	advertised   time.Time
+	unadvertised string
 	// told is the state that was logged last.
 	told session.State
 
@@ -202,7 +207,7 @@ func (s *Speaker) current() map[string]entry {
 func (s *Speaker) syncPeer(ctx context.Context, want *plan.Session) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "peer", want.Name)
 	before := s.current()[want.Name]
-	now := entry{Session: *want, session: before.session, told: before.told, watch: before.watch, watched: before.watched, losses: before.losses}
+	now := entry{Session: *want, session: before.session, told: before.told, watch: before.watch, watched: before.watched, losses: before.losses, advertised: before.advertised, unadvertised: before.unadvertised}
 	err := want.Problem
 	if err == nil {
 		err = s.adjust(klog.NewContext(ctx, logger), &now)
@@ -227,24 +232,29 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 	if err != nil {
 		return err
 	}
+	var source netip.Addr
+	switch {
+	case p.Interface != "":
+		source, err = p.resolve()
+	case p.Source.IsValid():
+		source, err = sourceIn(p.Source)
+	}
+	if err != nil {
+		return err
+	}
 	var hop netip.Addr
 	if p.Peer.Is4() && slices.ContainsFunc(slices.Collect(maps.Keys(p.Paths)), netip.Addr.Is6) {
 		if hop, err = nextHop(p.Peer); err != nil {
 			p.short = "IPv6 addresses are not announced: " + err.Error()
 		}
 	}
-	config := session.Config{Peering: p.Peering, Password: password, RouterID: s.RouterID}
-	if p.Source.IsValid() {
-		if config.Source, err = sourceIn(p.Source); err != nil {
-			return err
-		}
-	}
+	config := session.Config{Peering: p.Peering, Password: password, RouterID: s.RouterID, Source: source}
 	var state session.State
 	if p.session != nil {
 		state = p.session.State()
 		lost := p.watch != nil && p.watch.State().Losses > p.losses
 		if p.session.Config == config && !state.Lost && !lost {
-			s.watch(p, config.Source)
+			s.watch(p, source)
 			return p.session.Set(p.Paths, hop)
 		}
 		s.tell(klog.FromContext(ctx), p)
@@ -256,7 +266,7 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 			state = session.State{}
 		}
 	}
-	s.watch(p, config.Source)
+	s.watch(p, source)
 	p.losses = 0
 	if p.watch != nil {
 		p.losses = p.watch.State().Losses
@@ -366,11 +376,8 @@ func (p *entry) why() string {
 		return ""
 	}
 	state := p.session.State()
-	switch {
-	case state.Established:
+	if state.Established {
 		return p.short
-	case state.Why == "":
-		return "it is being dialed"
 	}
-	return state.Why
+	return cmp.Or(state.Why, "it is being dialed") + p.unadvertised
 }

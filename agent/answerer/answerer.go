@@ -449,8 +449,9 @@ type loop struct {
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
 	waiting  map[netip.Addr][]chan struct{}
-	// searches are under way.
+	// searches are under way. asks have the MACs of hosts that are to be asked once for addresses.
 	searches []*search
+	asks     []map[netip.Addr]string
 	// awaited are the addresses whose last question may still be answered.
 	awaited map[netip.Addr]*awaited
 	// changed: the link may have changed.
@@ -699,7 +700,8 @@ func (l *loop) answered(a conflict.Answer) {
 // before anything is sent.
 func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
-	inputs, searches := slices.Clone(l.inputs), slices.Clone(l.searches)
+	inputs, searches, asks := slices.Clone(l.inputs), slices.Clone(l.searches), l.asks
+	l.asks = nil
 	for _, w := range l.awaited {
 		w.unseen = nil
 	}
@@ -753,6 +755,9 @@ func (l *loop) step(ctx context.Context) {
 	}
 	if len(messages) > 0 {
 		l.send(ctx, messages)
+	}
+	for _, whom := range asks {
+		questions = append(questions, l.askHosts(ctx, whom)...)
 	}
 	l.question(ctx, questions, probes)
 }
@@ -817,11 +822,24 @@ func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 	if !addr.IsValid() || l.segment == nil {
 		return l.controls(nil)
 	}
-	l.await(addr)
-	if err := l.segment.AskHost(addr, mac); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("Cannot ask the gateway", "link", l.index, "gateway", addr, "err", err)
+	return l.askHosts(ctx, map[netip.Addr]string{addr: macText(mac)})
+}
+
+// askHosts asks hosts for addresses by their MACs. It returns the addresses for which all hosts are
+// to be asked.
+func (l *loop) askHosts(ctx context.Context, whom map[netip.Addr]string) (all []netip.Addr) {
+	for addr, text := range whom {
+		mac, err := net.ParseMAC(text)
+		if err != nil || l.segment == nil {
+			all = append(all, addr)
+			continue
+		}
+		l.await(addr)
+		if err := l.segment.AskHost(addr, mac); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("Cannot ask a host", "link", l.index, "mac", text, "ip", addr, "err", err)
+		}
 	}
-	return nil
+	return all
 }
 
 const (

@@ -64,9 +64,7 @@ func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, li
 	loops := slices.Collect(maps.Values(a.loops))
 	a.mu.Unlock()
 	for _, l := range loops {
-		l.mu.Lock()
-		l.searches = append(l.searches, s)
-		l.mu.Unlock()
+		l.begin(s)
 	}
 	tick := time.NewTicker(seekInterval)
 	defer tick.Stop()
@@ -84,9 +82,7 @@ func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, li
 		}
 	}
 	for _, l := range loops {
-		l.mu.Lock()
-		l.searches = slices.DeleteFunc(l.searches, func(other *search) bool { return other == s })
-		l.mu.Unlock()
+		l.end(s)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,6 +135,43 @@ func (s *search) answered(addr netip.Addr, mac string) {
 	if macs := s.seen.MACs[addr]; slices.Contains(s.addrs, addr) && !slices.Contains(macs, mac) {
 		s.seen.MACs[addr] = append(macs, mac)
 	}
+}
+
+// Ask asks once for addresses on a link: the host with the MAC or, where that is empty, all hosts.
+// It returns the MACs that answered within a time. The node must have joined the link.
+func (a *Answerer) Ask(ctx context.Context, link int, whom map[netip.Addr]string, within time.Duration) map[netip.Addr][]string {
+	a.mu.Lock()
+	l := a.loops[link]
+	a.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	s := &search{addrs: slices.Collect(maps.Keys(whom)), controls: map[control]bool{}, seen: Sighting{MACs: map[netip.Addr][]string{}}}
+	l.begin(s)
+	l.mu.Lock()
+	l.asks = append(l.asks, whom)
+	l.mu.Unlock()
+	l.signal.Send()
+	select {
+	case <-ctx.Done():
+	case <-time.After(within):
+	}
+	l.end(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen.MACs
+}
+
+func (l *loop) begin(s *search) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.searches = append(l.searches, s)
+}
+
+func (l *loop) end(s *search) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.searches = slices.DeleteFunc(l.searches, func(other *search) bool { return other == s })
 }
 
 // Foreign asks the networks of addresses for hosts outside of the cluster that keep saying that

@@ -162,3 +162,39 @@ func TestSeekAddresses(t *testing.T) {
 		}
 	})
 }
+
+// A host is asked alone by its MAC, all hosts without one, and whoever answers is heard; on a link
+// where the node hears nobody, nobody is.
+func TestAsk(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n, other := w.add("node"), w.add("other")
+		other.set(address, true)
+		a := start(n)
+		ask := func(mac string) map[netip.Addr][]string {
+			return a.Ask(t.Context(), 1, map[netip.Addr]string{address: mac, gateway: "", address.Next(): ""}, 300*time.Millisecond)
+		}
+		if got := ask(""); got != nil {
+			t.Errorf("on no link %v answer", got)
+		}
+		a.Join(1, "eth0", gateway)
+		synctest.Wait()
+		want := map[netip.Addr][]string{address: {"02:00:00:00:00:02"}, gateway: {"02:00:00:00:00:fe"}}
+		for _, mac := range []string{"", "02:00:00:00:00:02"} {
+			w.mu.Lock()
+			n.polls = 0
+			w.mu.Unlock()
+			if diff := cmp.Diff(want, ask(mac), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+				t.Errorf("Ask() of %q (-want +got):\n%s", mac, diff)
+			}
+			w.mu.Lock()
+			if alone := n.polls == 1; alone != (mac != "") {
+				t.Errorf("of %q the host is asked alone: %t", mac, alone)
+			}
+			w.mu.Unlock()
+		}
+		n.plug(a, false)
+		if got := ask(""); len(got) > 0 {
+			t.Errorf("without its cable it hears %v", got)
+		}
+	})
+}

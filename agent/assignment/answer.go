@@ -16,7 +16,8 @@ import (
 )
 
 // Answerer settles with the other nodes of a network which of them answers for an address. It calls
-// Open, Close and Whose of the Carrier. Its methods are safe in parallel, and Wait alone may block.
+// Open, Close and Whose of the Carrier. Its methods are safe in parallel, and Wait and Ask alone
+// may block.
 type Answerer interface {
 	Take(h answerer.Holding)
 	Carry(h answerer.Holding, answers bool, newest answering.Version)
@@ -28,6 +29,9 @@ type Answerer interface {
 	// Asks returns whether others are being asked.
 	Asks(addr netip.Addr) bool
 	Wait(ctx context.Context, addrs []netip.Addr) ([]conflict.Conflict, error)
+	// Join has the node hear a link, and Ask asks there; it takes the time within.
+	Join(link int, uplink string, gateways ...netip.Addr)
+	Ask(ctx context.Context, link int, whom map[netip.Addr]string, within time.Duration) map[netip.Addr][]string
 }
 
 // holder is the Carrier for the Answerer, which knows pods by their UIDs.
@@ -60,6 +64,12 @@ func (c *Carrier) settle(ctx context.Context, t *taking) (other *conflict.Confli
 	switch link, known := c.Answerer.Link(t.addr); {
 	case known && link == t.at && c.Has(t.addr):
 	case t.has:
+		c.given.Set(t.addr, t.carriage)
+		c.Answerer.Carry(h, true, 0)
+		return nil, nil
+	case t.isShared() && h.Last.Name != "":
+		// The API's word is enough. The last one falls silent when it hears this one, which asserts the
+		// address.
 		c.given.Set(t.addr, t.carriage)
 		c.Answerer.Carry(h, true, 0)
 		return nil, nil

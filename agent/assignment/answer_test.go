@@ -34,6 +34,7 @@ type fake struct {
 
 	log      []string
 	routed   bool
+	shared   bool
 	record   podinfo.Record
 	err      error
 	link     int
@@ -45,6 +46,7 @@ func (f *fake) note(format string, args ...any) { f.log = append(f.log, fmt.Spri
 
 func (f *fake) String() string                              { return address.String() }
 func (f *fake) isOnLink() bool                              { return !f.routed }
+func (f *fake) isShared() bool                              { return f.shared }
 func (f *fake) ask(context.Context) (podinfo.Record, error) { return f.record, f.err }
 func (f *fake) stop() error                                 { f.note("stop"); return nil }
 func (f *fake) announce(link int) error                     { f.note("announce on %d", link); return nil }
@@ -62,7 +64,11 @@ func (f *fake) Leave(string, ...netip.Addr)            { f.note("leave"); f.link
 func (f *fake) Link(netip.Addr) (link int, has bool)   { return f.link, f.link != 0 }
 func (f *fake) Standing(netip.Addr) answering.Standing { return f.standing }
 func (f *fake) Holder(netip.Addr) string               { return f.holder }
-func (f *fake) Asks(netip.Addr) bool                   { return f.standing.Phase == answering.Asking }
+func (f *fake) Join(int, string, ...netip.Addr)        {}
+func (f *fake) Ask(context.Context, int, map[netip.Addr]string, time.Duration) map[netip.Addr][]string {
+	return nil
+}
+func (f *fake) Asks(netip.Addr) bool { return f.standing.Phase == answering.Asking }
 func (f *fake) Wait(context.Context, []netip.Addr) ([]conflict.Conflict, error) {
 	if f.standing.Foreign != "" {
 		return []conflict.Conflict{foreign}, nil
@@ -86,11 +92,15 @@ func TestSettle(t *testing.T) {
 	const asks, takes, carries = "wait", "take on 3 of eth0 by 7 after node2", "carry on 3 by 7, answers true"
 	for name, test := range map[string]struct {
 		given, has, routed, pod bool
+		shared, first           bool
 		link                    int
 		standing                answering.Standing
 		log                     []string
 		err                     string
 	}{
+		"shared, after another node":          {shared: true, log: []string{carries}},
+		"shared, the first":                   {shared: true, first: true, log: []string{"take on 3 of eth0 by 7 after "}, err: asks},
+		"shared, and closed":                  {shared: true, given: true, standing: answering.Standing{Phase: answering.Closed}, err: asks},
 		"new":                                 {log: []string{takes}, err: asks},
 		"of an earlier agent":                 {has: true, log: []string{carries}},
 		"routed":                              {routed: true},
@@ -106,7 +116,10 @@ func TestSettle(t *testing.T) {
 		"routed by now":                       {given: true, routed: true, log: []string{"leave"}},
 	} {
 		c, f := newFake(test.given)
-		f.routed, f.standing = test.routed, test.standing
+		f.routed, f.shared, f.standing = test.routed, test.shared, test.standing
+		if test.first {
+			f.record.LastNode = v1alpha1.NodeReference{}
+		}
 		if test.link != 0 {
 			f.link = test.link
 		}

@@ -107,6 +107,7 @@ type Carrier struct {
 	soon     wakeup.Signal
 	opened   wakeup.Signal
 	untold   wakeup.Signal
+	stands   wakeup.Signal
 	// locks are of addresses whose part of the kernel changes, given the addresses that the Answerer
 	// was told of, and carried the links of the ones that the node carries.
 	locks     keylock.Locks
@@ -142,7 +143,7 @@ type memory struct {
 func New(o Options) *Carrier {
 	c := &Carrier{
 		Options: o, informer: cache.NewSharedIndexInformer(client.NewSourceOf[*v1alpha1.NodeAssignmentList](o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
-		soon: wakeup.New(), opened: wakeup.New(), untold: wakeup.New(), of: map[netip.Addr]*memory{},
+		soon: wakeup.New(), opened: wakeup.New(), untold: wakeup.New(), stands: wakeup.New(), of: map[netip.Addr]*memory{},
 	}
 	c.announcer = announce.New(c.announceOnce)
 	return c
@@ -236,6 +237,7 @@ func (c *Carrier) watch() (cache.ResourceEventHandlerRegistration, error) {
 // changed has the parts of the NodeAssignment looked at that changed.
 func (c *Carrier) changed(before, after *v1alpha1.NodeAssignment) {
 	c.untold.Send()
+	c.stands.Send()
 	if before.UID != after.UID || before.Generation != after.Generation ||
 		!slices.Equal(before.Status.Carried, after.Status.Carried) || !slices.Equal(before.Status.Refused, after.Status.Refused) {
 		c.soon.Send()
@@ -303,6 +305,8 @@ type carriage interface {
 	ask(ctx context.Context) (podinfo.Record, error)
 	// isOnLink returns whether hosts of a link could have it.
 	isOnLink() bool
+	// isShared returns whether two nodes that answer for it do no harm.
+	isShared() bool
 	// found notes which other host has it, nil for none, and returns an error about one.
 	found(ctx context.Context, other *conflict.Conflict) error
 	// check returns an error where the node cannot carry it on the link, as far as can be seen before,

@@ -33,6 +33,7 @@ func (o own) put(link int) error         { return nodeaddress.Put(o.Address, lin
 func (o own) announce(link int) error    { return wire.AnnounceAt(link, o.Address.Address, false) }
 
 func (o own) isOnLink() bool { return true }
+func (o own) isShared() bool { return false }
 
 func (o own) ask(ctx context.Context) (podinfo.Record, error) {
 	return o.c.Records.OwnsAddress(ctx, o.Address.Address)
@@ -95,6 +96,7 @@ func (s service) announce(link int) error {
 }
 
 func (s service) isOnLink() bool { return !s.Routed }
+func (s service) isShared() bool { return s.lead != nil }
 
 func (s service) ask(ctx context.Context) (podinfo.Record, error) {
 	return s.c.Records.ServesAddress(ctx, s.Address)

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -58,6 +59,12 @@ func (w *fakeCluster) Pods(namespace string) iter.Seq[*Pod] {
 			clear(shared.Addresses)
 		}
 	}
+}
+
+func clonePod(pod *Pod) *Pod {
+	clone := *pod
+	clone.Labels, clone.Addresses, clone.Ports = maps.Clone(pod.Labels), slices.Clone(pod.Addresses), slices.Clone(pod.Ports)
+	return &clone
 }
 
 func (w *fakeCluster) namespace(name string, labels map[string]string) {

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -58,14 +59,10 @@ type Index struct {
 
 	cluster    Cluster
 	namespaces map[string]map[string]string
-
-	network  map[types.NamespacedName]*intent
-	clusters map[string]*intent
-	// of has the NetworkPolicies of a namespace by name; admin and baseline have the
-	// ClusterNetworkPolicies in their order.
-	of              map[string][]*intent
-	admin, baseline []*intent
-	revision        uint64
+	// policies has the NetworkPolicies of each namespace by name, and below "" the
+	// ClusterNetworkPolicies by priority and name.
+	policies map[string][]*intent
+	revision uint64
 
 	locals map[types.UID]*local
 	// arrivals counts locals, so that the newest is known.
@@ -74,15 +71,24 @@ type Index struct {
 	peers     map[string]*peer
 	directory *directory
 	// unfilled are the collections that have to be read from the cluster.
-	unfilled map[*collection]struct{}
+	unfilled map[*collection]bool
 
-	compiler compiler
-	// node is the ruleset of the node, made of its contents.
-	node     *ruleset.Ruleset
-	contents *contents
-	// reshape says that chains and maps may have changed; otherwise only sets have changed.
-	reshape              bool
+	// stale says that chains and maps may have changed; otherwise only sets have changed.
+	stale                bool
 	nodeAddress, nodeDNS [2]*ruleset.Set
+	// onNode has the contents of the node's ruleset, nil if no pod is governed; node is the last
+	// ruleset.
+	onNode *contents
+	node   *ruleset.Ruleset
+
+	// chains and ranges are the chains of policies and the sets of their blocks, as long as pods need
+	// them.
+	chains map[string]*chain
+	ranges map[string]*ruleset.Set
+	// sides has the chains of NetworkPolicies, if they were made; see policyChain.
+	sides map[sideKey]*chain
+	// combinations has the chains that the last reshape made for pods.
+	combinations map[combinationKey][]combination
 }
 
 // local is a pod of this node, joined with the cluster's pod.
@@ -103,10 +109,10 @@ type local struct {
 	ruleset         *ruleset.Ruleset
 }
 
-// selected has the policies that decide about a pod in one direction, in their order: Admin,
-// NetworkPolicies, Baseline.
+// selected has the policies that decide about a pod in one direction: of the tier Admin, then
+// NetworkPolicies, then of the tier Baseline.
 type selected struct {
-	policies []*intent
+	tiers [3][]*intent
 	// made has the chains of the policies by family, if they were asked for. A chain is nil if no
 	// policy has a rule.
 	made [2]struct {
@@ -115,115 +121,116 @@ type selected struct {
 	}
 }
 
+func (s *selected) policies() iter.Seq[*intent] {
+	return func(yield func(*intent) bool) {
+		for _, tier := range s.tiers {
+			for _, i := range tier {
+				if !yield(i) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (s *selected) isEmpty() bool { return len(s.tiers[0])+len(s.tiers[1])+len(s.tiers[2]) == 0 }
+
+// selected returns the policies that decide about the pod in a direction.
+func (l *local) selected(d ruleset.Direction) *selected {
+	if d == ruleset.Ingress {
+		return &l.ingress
+	}
+	return &l.egress
+}
+
 // NewIndex returns an Index of a cluster, without policies.
 func NewIndex(cluster Cluster) *Index {
 	x := &Index{
 		cluster:    cluster,
 		namespaces: map[string]map[string]string{},
-		network:    map[types.NamespacedName]*intent{},
-		clusters:   map[string]*intent{},
-		of:         map[string][]*intent{},
+		policies:   map[string][]*intent{},
 		locals:     map[types.UID]*local{},
 		peers:      map[string]*peer{},
 		directory:  newDirectory(),
-		unfilled:   map[*collection]struct{}{},
-		reshape:    true,
+		unfilled:   map[*collection]bool{},
+		chains:     map[string]*chain{},
+		ranges:     map[string]*ruleset.Set{},
+		sides:      map[sideKey]*chain{},
+		stale:      true,
 	}
 	maps.Insert(x.namespaces, cluster.Namespaces())
-	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}, sides: map[sideKey]*chain{}}
 	x.SetNodeAddresses(nil, nil)
 	return x
 }
 
+// Copy returns an Index of the same cluster and policies, without pods of the node, to try other
+// pods of the node. It does not follow changes.
+func (x *Index) Copy() *Index {
+	copied := NewIndex(x.cluster)
+	copied.namespaces, copied.nodeAddress, copied.nodeDNS, copied.revision = maps.Clone(x.namespaces), x.nodeAddress, x.nodeDNS, x.revision
+	for namespace, list := range x.policies {
+		copied.policies[namespace] = slices.Clone(list)
+	}
+	return copied
+}
+
 // HasPolicies reports whether there is any policy.
-func (x *Index) HasPolicies() bool { return len(x.network)+len(x.clusters) > 0 }
+func (x *Index) HasPolicies() bool { return len(x.policies) > 0 }
 
 // HasPolicy reports whether there is a policy of the name. ClusterNetworkPolicies have no
 // namespace.
-func (x *Index) HasPolicy(name types.NamespacedName) bool {
-	if name.Namespace == "" {
-		return x.clusters[name.Name] != nil
-	}
-	return x.network[name] != nil
+func (x *Index) HasPolicy(name types.NamespacedName) bool { return x.position(name) >= 0 }
+
+// position returns the position of a policy in the list of its namespace, or -1.
+func (x *Index) position(name types.NamespacedName) int {
+	return slices.IndexFunc(x.policies[name.Namespace], func(i *intent) bool { return i.Name == name.Name })
 }
 
 // SetNetworkPolicy adds a policy, or replaces the policy of the same name.
-func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
-	next := readNetworkPolicy(p)
-	last := x.network[next.NamespacedName]
-	x.network[next.NamespacedName] = next
+func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) { x.setPolicy(readNetworkPolicy(p)) }
+
+// SetClusterPolicy adds a policy, or replaces the policy of the same name.
+func (x *Index) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
+	x.setPolicy(readClusterPolicy(p))
+}
+
+func (x *Index) setPolicy(next *intent) {
+	last := x.takePolicy(next.NamespacedName)
 	x.revise(last, next)
-	list := x.of[next.Namespace]
-	at, found := slices.BinarySearchFunc(list, next, comparePolicies)
-	if found {
-		list[at] = next
-	} else {
-		list = slices.Insert(list, at, next)
-	}
-	x.of[next.Namespace] = list
+	list := x.policies[next.Namespace]
+	at, _ := slices.BinarySearchFunc(list, next, func(a, b *intent) int {
+		return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.Name, b.Name))
+	})
+	x.policies[next.Namespace] = slices.Insert(list, at, next)
 	x.reselect(last, next)
 	x.tell(true)
+}
+
+// DeletePolicy removes a policy, if it is there. ClusterNetworkPolicies have no namespace.
+func (x *Index) DeletePolicy(name types.NamespacedName) {
+	if last := x.takePolicy(name); last != nil {
+		x.reselect(last, nil)
+		x.tell(true)
+	}
+}
+
+// takePolicy removes a policy and returns it, nil if it is not there.
+func (x *Index) takePolicy(name types.NamespacedName) *intent {
+	at, list := x.position(name), x.policies[name.Namespace]
+	if at < 0 {
+		return nil
+	}
+	last := list[at]
+	if x.policies[name.Namespace] = slices.Delete(list, at, at+1); len(list) == 1 {
+		delete(x.policies, name.Namespace)
+	}
+	return last
 }
 
 func (x *Index) tell(ofPolicy bool) {
 	if x.Told != nil {
 		x.Told(ofPolicy)
 	}
-}
-
-// DeleteNetworkPolicy removes a policy, if it is there.
-func (x *Index) DeleteNetworkPolicy(namespace, name string) {
-	key := types.NamespacedName{Namespace: namespace, Name: name}
-	last := x.network[key]
-	if last == nil {
-		return
-	}
-	delete(x.network, key)
-	x.of[namespace] = slices.DeleteFunc(x.of[namespace], func(i *intent) bool { return i == last })
-	if len(x.of[namespace]) == 0 {
-		delete(x.of, namespace)
-	}
-	x.reselect(last, nil)
-	x.tell(true)
-}
-
-// SetClusterPolicy adds a policy, or replaces the policy of the same name.
-func (x *Index) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
-	next := readClusterPolicy(p)
-	last := x.clusters[next.Name]
-	x.clusters[next.Name] = next
-	x.revise(last, next)
-	x.sortClusterPolicies()
-	x.reselect(last, next)
-	x.tell(true)
-}
-
-// DeleteClusterPolicy removes a policy, if it is there.
-func (x *Index) DeleteClusterPolicy(name string) {
-	last := x.clusters[name]
-	if last == nil {
-		return
-	}
-	delete(x.clusters, name)
-	x.sortClusterPolicies()
-	x.reselect(last, nil)
-	x.tell(true)
-}
-
-func (x *Index) sortClusterPolicies() {
-	x.admin, x.baseline = nil, nil
-	for _, i := range slices.SortedFunc(maps.Values(x.clusters), comparePolicies) {
-		if i.tier == string(policyv1alpha2.AdminTier) {
-			x.admin = append(x.admin, i)
-		} else {
-			x.baseline = append(x.baseline, i)
-		}
-	}
-}
-
-// comparePolicies orders policies of a tier, or NetworkPolicies of a namespace.
-func comparePolicies(a, b *intent) int {
-	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.Name, b.Name))
 }
 
 // revise numbers the sides of a policy; an unchanged side keeps its number.
@@ -250,7 +257,7 @@ func (x *Index) reselect(last, next *intent) {
 	for _, l := range x.locals {
 		// Any policy may select a pod that is not known.
 		if l.pod == nil || last != nil && x.selects(last, l) || next != nil && x.selects(next, l) {
-			l.stale, x.reshape = true, true
+			l.stale, x.stale = true, true
 		}
 	}
 }
@@ -277,8 +284,8 @@ func (x *Index) labelsOver(l *local) (labels map[string]string, known bool) {
 // Problems returns the errors in policies, sorted by policy.
 func (x *Index) Problems() []Problem {
 	var problems []Problem
-	for _, policies := range []([]*intent){slices.Collect(maps.Values(x.network)), slices.Collect(maps.Values(x.clusters))} {
-		for _, i := range policies {
+	for _, list := range x.policies {
+		for _, i := range list {
 			for _, text := range i.problems {
 				problems = append(problems, Problem{i.kind, i.NamespacedName, text})
 			}
@@ -323,70 +330,8 @@ func (x *Index) DeleteNamespace(name string) {
 	}
 }
 
-// relabeled adds the pods of a namespace to sets that now select the namespace, and removes them
-// from sets that no longer do.
-func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
-	delete(x.directory.found, name)
-	var came []*scopePeers
-	for _, s := range x.directory.scopes {
-		// A namespace that is not known does not count, even if its pods are known already.
-		was, is := known && s.matches(name, last, true), knows && s.matches(name, labels, true)
-		switch {
-		case s.namespace != "" || was == is:
-		case is:
-			came = append(came, s)
-		default:
-			s.each(func(p *peer) {
-				for _, c := range p.collections {
-					c.removeNamespace(name)
-				}
-			})
-		}
-	}
-	x.join(name, came)
-	for _, l := range x.locals {
-		if l.Namespace == name && len(x.clusters) > 0 {
-			l.stale, x.reshape = true, true
-		}
-	}
-}
-
-// join puts the pods of a namespace into the sets of scopes.
-func (x *Index) join(namespace string, scopes []*scopePeers) {
-	if len(scopes) == 0 {
-		return
-	}
-	more := map[*collection]bool{}
-	for pod := range x.cluster.Pods(namespace) {
-		extra := x.extra(pod)
-		each(scopes, pod.Labels, func(p *peer) {
-			for _, c := range p.collections {
-				if c.filled {
-					c.append(pod, extra)
-					more[c] = true
-				}
-			}
-		})
-	}
-	for c := range more {
-		c.sort()
-		c.dirty = true
-	}
-}
-
-func (s *scopePeers) each(do func(*peer)) {
-	for _, p := range s.others {
-		do(p)
-	}
-	for _, list := range s.byLabel {
-		for _, p := range list {
-			do(p)
-		}
-	}
-}
-
 // SetPod replaces the earlier state of a pod in the cluster by the present state. Either may be
-// nil. It keeps neither.
+// nil.
 func (x *Index) SetPod(was, is *Pod) {
 	defer x.tell(false)
 	if was != nil {
@@ -409,46 +354,17 @@ func (x *Index) SetPod(was, is *Pod) {
 // shown updates a local pod to the pod in the cluster.
 func (x *Index) shown(l *local, pod *Pod) {
 	last := l.pod
-	l.pod, l.present = clonePod(pod), true
+	l.pod, l.present = pod, true
 	if _, known := x.namespaces[pod.Namespace]; known && l.former != nil {
-		l.former, l.stale, x.reshape = nil, true, true
+		l.former, l.stale, x.stale = nil, true, true
 	}
 	if last == nil || !maps.Equal(last.Labels, pod.Labels) || !slices.Equal(last.Ports, pod.Ports) || !slices.Equal(last.Addresses, pod.Addresses) {
-		l.stale, x.reshape = true, true
+		l.stale, x.stale = true, true
 	}
 }
 
-// member calls do for all sets to which a pod belongs.
-func (x *Index) member(pod *Pod, do func(*collection, *Pod, []netip.Addr)) {
-	labels, known := x.namespaces[pod.Namespace]
-	extra := x.extra(pod)
-	each(x.directory.in(pod.Namespace, labels, known), pod.Labels, func(p *peer) {
-		for _, c := range p.collections {
-			if c.filled {
-				do(c, pod, extra)
-			}
-		}
-	})
-}
-
-// extra returns the addresses of a pod from the agent's record.
-func (x *Index) extra(pod *Pod) []netip.Addr {
-	if l := x.locals[pod.UID]; l != nil {
-		return l.Addresses
-	}
-	return nil
-}
-
-func clonePod(pod *Pod) *Pod {
-	clone := *pod
-	clone.Labels = maps.Clone(pod.Labels)
-	clone.Addresses = slices.Clone(pod.Addresses)
-	clone.Ports = slices.Clone(pod.Ports)
-	return &clone
-}
-
-// SetLocal adds a pod of this node, or replaces the pod of the same UID. If several pods have the
-// same address, its packets belong to the pod that was added last.
+// SetLocal adds a pod of this node, or replaces the pod of the same UID, and keeps its lists. If
+// several pods have the same address, its packets belong to the pod that was added last.
 func (x *Index) SetLocal(given Local) {
 	l := x.locals[given.UID]
 	if l == nil {
@@ -457,17 +373,14 @@ func (x *Index) SetLocal(given Local) {
 		if pod := x.cluster.Pod(given.NamespacedName); pod != nil && pod.UID == given.UID {
 			l.pod, l.present = pod, true
 		}
-	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) &&
-		slices.Equal(l.Direct, given.Direct) && slices.Equal(l.ByWire, given.ByWire) && slices.Equal(l.Ways, given.Ways) && l.Shared == given.Shared && l.Ungoverned == given.Ungoverned {
+	} else if reflect.DeepEqual(l.Local, given) {
 		return
 	}
 	if l.present {
 		x.member(l.pod, (*collection).remove)
 	}
 	l.Local = given
-	l.Addresses, l.Seen = slices.Clone(given.Addresses), slices.Clone(given.Seen)
-	l.Direct, l.ByWire, l.Ways = slices.Clone(given.Direct), slices.Clone(given.ByWire), slices.Clone(given.Ways)
-	l.stale, x.reshape = true, true
+	l.stale, x.stale = true, true
 	x.locals[given.UID] = l
 	if l.present {
 		x.member(l.pod, (*collection).add)
@@ -496,7 +409,7 @@ func (x *Index) DeleteLocal(uid types.UID) {
 	if l == nil {
 		return
 	}
-	x.reshape = true
+	x.stale = true
 	if l.present {
 		x.member(l.pod, (*collection).remove)
 	}
@@ -515,9 +428,9 @@ func (x *Index) Governs(uid types.UID) bool {
 		return false
 	}
 	if l.pod == nil {
-		return len(x.of[l.Namespace])+len(x.clusters) > 0
+		return len(x.policies[l.Namespace])+len(x.policies[""]) > 0
 	}
-	return len(l.ingress.policies)+len(l.egress.policies) > 0
+	return !l.ingress.isEmpty() || !l.egress.isEmpty()
 }
 
 // Selecting returns the policies that apply to a pod of this node, by direction and in their order:
@@ -527,8 +440,8 @@ func (x *Index) Selecting(uid types.UID) map[ruleset.Direction][]ruleset.Origin 
 	x.settle()
 	all := map[ruleset.Direction][]ruleset.Origin{}
 	if l := x.locals[uid]; l != nil {
-		for d, by := range map[ruleset.Direction]selected{ruleset.Ingress: l.ingress, ruleset.Egress: l.egress} {
-			for _, i := range by.policies {
+		for _, d := range ruleset.Directions {
+			for i := range l.selected(d).policies() {
 				all[d] = append(all[d], ruleset.Origin{Kind: i.kind, NamespacedName: i.NamespacedName, Direction: d, Tier: i.tier})
 			}
 		}
@@ -554,92 +467,7 @@ func (x *Index) setAddresses(sets *[2]*ruleset.Set, name string, addresses []net
 		slices.SortFunc(next.Addresses, netip.Addr.Compare)
 		next.Addresses = slices.Compact(next.Addresses)
 		if sets[n] == nil || !slices.Equal(sets[n].Addresses, next.Addresses) {
-			sets[n], x.reshape = next, true
+			sets[n], x.stale = next, true
 		}
 	}
-}
-
-// peer returns the peer of a selection, and makes it if necessary.
-func (x *Index) peer(selection podSelection) *peer {
-	key := selection.key()
-	p := x.peers[key]
-	if p == nil {
-		p = &peer{podSelection: selection, name: key, collections: map[elementKind]*collection{}}
-		x.peers[key] = p
-		x.directory.add(p)
-	}
-	return p
-}
-
-// collection returns a set of a peer, and makes it if necessary.
-func (x *Index) collection(selection podSelection, w elementKind) *collection {
-	p := x.peer(selection)
-	c := p.collections[w]
-	if c == nil {
-		prefix := "a"
-		identity := p.name
-		if w.port.name != "" {
-			prefix = "n"
-			identity += "|" + w.port.text()
-		}
-		c = &collection{elementKind: w, peer: p, name: w.family.Name(prefix) + "-" + hash(identity)}
-		p.collections[w] = c
-		x.unfilled[c] = struct{}{}
-	}
-	return c
-}
-
-// drop removes a collection that is not in use any more.
-func (x *Index) drop(c *collection) {
-	delete(x.unfilled, c)
-	delete(c.peer.collections, c.elementKind)
-	if len(c.peer.collections) == 0 {
-		delete(x.peers, c.peer.name)
-		x.directory.remove(c.peer)
-	}
-}
-
-// fill reads new sets from the cluster, each namespace once.
-func (x *Index) fill() {
-	if len(x.unfilled) == 0 {
-		return
-	}
-	wanted := newDirectory()
-	seen := map[*peer]bool{}
-	for c := range x.unfilled {
-		c.members = nil
-		if !seen[c.peer] {
-			seen[c.peer] = true
-			wanted.add(c.peer)
-		}
-	}
-	read := func(namespace string, labels map[string]string, known bool) {
-		scopes := wanted.in(namespace, labels, known)
-		if len(scopes) == 0 {
-			return
-		}
-		for pod := range x.cluster.Pods(namespace) {
-			extra := x.extra(pod)
-			each(scopes, pod.Labels, func(p *peer) {
-				for _, c := range p.collections {
-					if !c.filled {
-						c.append(pod, extra)
-					}
-				}
-			})
-		}
-	}
-	for name, labels := range x.namespaces {
-		read(name, labels, true)
-	}
-	for _, s := range wanted.scopes {
-		if _, known := x.namespaces[s.namespace]; s.namespace != "" && !known {
-			read(s.namespace, nil, false)
-		}
-	}
-	for c := range x.unfilled {
-		c.sort()
-		c.filled, c.dirty = true, true
-	}
-	clear(x.unfilled)
 }

@@ -305,8 +305,8 @@ func TestToldAgain(t *testing.T) {
 	if w.index.Node() != n {
 		t.Error("a policy that was written without a change changed the ruleset")
 	}
-	w.index.DeleteNetworkPolicy(p.Namespace, p.Name)
-	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.compiler.chains) > 0 {
+	w.index.DeletePolicy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name})
+	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.chains) > 0 {
 		t.Error("without policies something stayed")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
@@ -39,6 +40,17 @@ type intent struct {
 	// ingress and egress are nil in a direction to which the policy does not apply.
 	ingress, egress *side
 	problems        []string
+}
+
+// position is where the policy's tier comes: Admin, NetworkPolicies, Baseline.
+func (i *intent) position() int {
+	switch {
+	case i.kind == KindNetworkPolicy:
+		return 1
+	case i.tier == string(policyv1alpha2.AdminTier):
+		return 0
+	}
+	return 2
 }
 
 // side is the rules of a policy in one direction.

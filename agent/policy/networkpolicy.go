@@ -52,7 +52,6 @@ func readNetworkPolicy(p *networkingv1.NetworkPolicy) *intent {
 	return i
 }
 
-// directionsOf returns the directions in which a policy isolates.
 func directionsOf(i *intent, spec *networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0

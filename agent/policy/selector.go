@@ -19,7 +19,6 @@ type selector struct {
 	text   string
 }
 
-// selectorOf reads a selector as the API has it.
 func selectorOf(written *metav1.LabelSelector) (selector, error) {
 	all := metav1.LabelSelector{MatchExpressions: slices.Clone(written.MatchExpressions)}
 	for _, key := range slices.Sorted(maps.Keys(written.MatchLabels)) {
@@ -77,7 +76,6 @@ func (s scope) matches(name string, labels map[string]string, known bool) bool {
 	return s.selector.matches(labels)
 }
 
-// podSelection selects the pods with certain labels in certain namespaces.
 type podSelection struct {
 	scope scope
 	pods  selector
@@ -85,5 +83,4 @@ type podSelection struct {
 
 func (p podSelection) key() string { return p.scope.key() + "|" + p.pods.text }
 
-// everyPod is the selection of all pods of the cluster.
 var everyPod podSelection

@@ -228,6 +228,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error { return own.carrier.Run(ctx) })
 	group.Go(func() error { return own.carrier.TellPods(ctx, a.Untold) })
+	group.Go(func() error { return own.carrier.StandBy(ctx) })
 	group.Go(func() error { return own.egress.Run(ctx, a) })
 	announce := func(ctx context.Context) { a.AnnounceAll(ctx); own.carrier.Announce() }
 	if o.AnnounceInterval > 0 {

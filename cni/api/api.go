@@ -95,7 +95,6 @@ type Pod struct {
 	Static string `json:"static,omitempty"`
 }
 
-// String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
 // Is reports whether both are the same pod, even if the mirror of a static pod was made anew.

@@ -31,8 +31,7 @@ type Asker struct {
 	families []*segment
 	// answers reports whether the node now answers for an IPv4 address on a link by proxy; an error
 	// means no.
-	answers func(link int, addr netip.Addr) (bool, error)
-	// defended are the targets of Defend.
+	answers  func(link int, addr netip.Addr) (bool, error)
 	defended atomic.Pointer[[]Target]
 }
 
@@ -61,7 +60,6 @@ func OpenAsker(link int, answers func(link int, addr netip.Addr) (bool, error)) 
 	return a, nil
 }
 
-// Link returns the link as it was when the Asker was opened.
 func (a *Asker) Link() *net.Interface { return a.link }
 
 // Check returns an error if the link is gone, or its MAC has changed since the Asker was opened:

@@ -79,7 +79,6 @@ func (s *segment) listen() (*packet.Conn, error) {
 	return packet.Listen(s.link, packet.Raw, protocol, &packet.Config{Filter: filter})
 }
 
-// send sends a frame to its destination MAC.
 func (s *segment) send(f []byte) error {
 	if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
 		return fmt.Errorf("send on link %s: %w", s.link.Name, err)

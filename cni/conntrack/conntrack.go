@@ -56,9 +56,6 @@ type Tuple struct{ Source, Destination netip.AddrPort }
 // attempts is how often the table is read if it changes too much meanwhile.
 const attempts = 5
 
-// Both are the families of addresses.
-var Both = []int{unix.AF_INET, unix.AF_INET6}
-
 // List yields the connections of families, AF_INET or AF_INET6, until yield returns false. A
 // connection may come twice if the kernel's table changes meanwhile. List keeps no flows, because
 // there may be a million; the yielded flows stay valid.
@@ -73,11 +70,10 @@ func List(families []int, yield func(*Flow) bool) error {
 	return errors.Join(errs...)
 }
 
-// Families returns the families of addresses.
 func Families(addrs iter.Seq[netip.Addr]) []int {
 	var all []int
 	for addr := range addrs {
-		if family := familyOf(addr); !slices.Contains(all, family) {
+		if family := rtnl.FamilyOf(addr); !slices.Contains(all, family) {
 			all = append(all, family)
 		}
 	}
@@ -116,7 +112,7 @@ func list(family int, yield func(*Flow) bool, filter ...*nl.RtAttr) error {
 
 // End makes the kernel forget a connection, which may be gone.
 func End(f *Flow) error {
-	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+	req := request(rtnl.FamilyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
 	// A new connection with the same addresses and ports has another ID.
 	req.AddData(nl.NewRtAttr(nl.CTA_ID, f.id))
@@ -144,7 +140,7 @@ const markMask = 21
 // SetMark sets the bits of a mask in the mark of a connection, which may be gone, and leaves the
 // other bits.
 func SetMark(f *Flow, mark, mask uint32) error {
-	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK)
+	req := request(rtnl.FamilyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
 	req.AddData(nl.NewRtAttr(nl.CTA_MARK, binary.BigEndian.AppendUint32(nil, mark)))
 	req.AddData(nl.NewRtAttr(markMask, binary.BigEndian.AppendUint32(nil, mask)))
@@ -181,7 +177,7 @@ func endOf(a netip.Addr) error {
 		ip.AddRtAttr(sourceOf(a), a.AsSlice())
 		only := nl.NewRtAttr(filter|unix.NLA_F_NESTED, nil)
 		only.AddRtAttr(flags, nl.Uint32Attr(filterSource))
-		err := list(familyOf(a), func(f *Flow) bool {
+		err := list(rtnl.FamilyOf(a), func(f *Flow) bool {
 			if f.Original.Source.Addr() == a || f.Reply.Source.Addr() == a {
 				found[string(f.tuple)] = f
 			}
@@ -347,9 +343,8 @@ const (
 	tcpFlagsReply                 = 5
 )
 
-// create makes an established connection.
 func create(protocol byte, original, reply Tuple) error {
-	req := request(familyOf(original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	req := request(rtnl.FamilyOf(original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, original))
 	req.AddData(tupleOf(nl.CTA_TUPLE_REPLY, protocol, reply))
 	req.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, seenReply|assured|confirmed)))
@@ -370,10 +365,9 @@ func create(protocol byte, original, reply Tuple) error {
 	return err
 }
 
-// get returns the connection of a packet, or nil.
 func get(protocol byte, packet Tuple) (*Flow, error) {
 	// The kernel marks its response as part of several, and ends them only if asked to acknowledge.
-	req := request(familyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK)
+	req := request(rtnl.FamilyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK)
 	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, packet))
 	found, err := req.Execute(unix.NETLINK_NETFILTER, nl.IPCTNL_MSG_CT_NEW|unix.NFNL_SUBSYS_CTNETLINK<<8)
 	if errors.Is(err, unix.ENOENT) || err == nil && len(found) == 0 {
@@ -404,13 +398,6 @@ func tupleOf(kind int, protocol byte, t Tuple) *nl.RtAttr {
 	ports.AddRtAttr(nl.CTA_PROTO_SRC_PORT, port(t.Source.Port()))
 	ports.AddRtAttr(nl.CTA_PROTO_DST_PORT, port(t.Destination.Port()))
 	return tuple
-}
-
-func familyOf(a netip.Addr) int {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 func sourceOf(a netip.Addr) int {

@@ -96,7 +96,6 @@ func (w Way) inside(do func(link netlink.Link, gateway netip.Addr, routes []netl
 	return nil
 }
 
-// defaults lists the default routes of a gateway's family in the main table.
 func defaults(gateway netip.Addr) ([]netlink.Route, error) {
 	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Dst: nil}
 	routes, err := netlinksafe.RouteListFiltered(rtnl.FamilyOf(gateway), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)

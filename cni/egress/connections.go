@@ -36,7 +36,7 @@ func EndConnections(all []Way, pods, former []netip.Addr) error {
 		}
 		return outside
 	}
-	return conntrack.EndWhere(families, func(f *conntrack.Flow) bool {
+	return conntrack.EndWhere(rtnl.Families, func(f *conntrack.Flow) bool {
 		pod, to, source := f.Original.Source.Addr(), f.Original.Destination.Addr(), f.Reply.Destination
 		// Destinations that the node translates are none of it.
 		if !slices.Contains(pods, pod) || f.Reply.Source.Addr() != to {
@@ -61,7 +61,7 @@ func Full(all []Way) ([]int, error) {
 		netip.AddrPort
 	}
 	used, most := map[to]int{}, make([]int, len(all))
-	return most, conntrack.List(families, func(f *conntrack.Flow) bool {
+	return most, conntrack.List(rtnl.Families, func(f *conntrack.Flow) bool {
 		i := slices.IndexFunc(all, func(w Way) bool { return !w.Ports.isAll() && w.sends(f.Reply.Destination) })
 		if i >= 0 {
 			at := to{i, int(f.Protocol), f.Original.Destination}

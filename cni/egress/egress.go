@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Ways is how many ways of a family a node has.
@@ -38,7 +39,6 @@ type Ports struct{ First, Last uint16 }
 
 func (p Ports) isAll() bool { return p == Ports{} }
 
-// String shows how packets leave.
 func (w *Way) String() string {
 	if w.Ports.isAll() {
 		return w.Address.String()
@@ -66,7 +66,7 @@ func answer(number int) uint32  { return netfilter.ArrivalMark | leaving(number)
 // they leave with another address.
 func Put(all []Way) error {
 	var routings []*routing
-	for _, family := range families {
+	for _, family := range rtnl.Families {
 		k, err := newRouting(family, all)
 		if err != nil {
 			return err
@@ -87,7 +87,6 @@ func Put(all []Way) error {
 	return nil
 }
 
-// putTable makes the table, or removes it where there is no Way.
 func putTable(all []Way) error {
 	t := tableOf(all)
 	if len(all) == 0 {

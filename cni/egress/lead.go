@@ -45,7 +45,7 @@ func PutLeads(all []Lead) error {
 		}
 	}
 	var errs []error
-	for _, family := range families {
+	for _, family := range rtnl.Families {
 		errs = append(errs, putReverse(family, all))
 	}
 	return errors.Join(errs...)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -84,7 +85,7 @@ func (c *carrier) lead() {
 func (c *carrier) tracksNothing() {
 	c.w.t.Helper()
 	c.Run(func() error {
-		return conntrack.List(conntrack.Both, func(f *conntrack.Flow) bool {
+		return conntrack.List(rtnl.Families, func(f *conntrack.Flow) bool {
 			if to := f.Original.Destination.Addr().String(); to == shared[0] || to == shared[1] {
 				c.w.t.Errorf("the carrier tracks a connection from %s to %s", f.Original.Source, f.Original.Destination)
 			}

@@ -32,8 +32,6 @@ const (
 // unreachableMetric is more than the metric of any route of a table.
 const unreachableMetric = 1 << 30
 
-var families = []int{unix.AF_INET, unix.AF_INET6}
-
 // routing has the rules and routes of one family: the wanted ones, and ours in the kernel.
 type routing struct {
 	family             int

@@ -155,7 +155,6 @@ func (w *Way) choose(ip *nftables.IP) []nftables.Rule {
 		nftables.NewRule("outside", ends))
 }
 
-// to matches packets to a prefix.
 func to(ip *nftables.IP, p netip.Prefix) nftables.Statement {
 	all := make([]byte, ip.Addr.Size())
 	for i := range p.Bits() {

@@ -24,11 +24,9 @@ var ErrConfig = errors.New("network configuration")
 // Config is the configuration of a plugin that names berth-ipam as its IPAM plugin.
 type Config struct {
 	CNIVersion string
-	// Name of the network.
-	Name string
-	// Type is the plugin.
-	Type string
-	IPAM IPAM
+	Name       string
+	Type       string
+	IPAM       IPAM
 	// Link is the node's link to the network of the addresses; empty if the configuration names none.
 	Link string
 
@@ -37,8 +35,7 @@ type Config struct {
 
 // IPAM is the part for berth-ipam.
 type IPAM struct {
-	Type string `json:"type"`
-	// Socket of the agent.
+	Type   string `json:"type"`
 	Socket string `json:"socket,omitempty"`
 	// Gateways replace the gateways of the pools, at most one for each family.
 	Gateways []netip.Addr `json:"gateways,omitempty"`
@@ -177,7 +174,6 @@ func (c *Config) validateGateways() error {
 	return nil
 }
 
-// gatewayOf returns the gateway of an address, or the zero Addr.
 func (c *Config) gatewayOf(a api.Address) netip.Addr {
 	if i := slices.IndexFunc(c.IPAM.Gateways, func(g netip.Addr) bool { return g.Is4() == a.Address.Is4() }); i >= 0 {
 		return c.IPAM.Gateways[i]

@@ -78,7 +78,6 @@ func Links(path string) (map[string]int, error) {
 	return all, nil
 }
 
-// isCurrent reports whether the calling thread is in the namespace.
 func isCurrent(netns ns.NetNS) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
@@ -126,7 +125,6 @@ func (i Interface) Silence() error {
 	return fmt.Errorf("%w: %s has no interface %s with the addresses", ErrNotSeen, i.NetNS, i.Name)
 }
 
-// insideLink is a link in the container's namespace.
 type insideLink struct {
 	netlink.Link
 	hasAddress bool
@@ -137,9 +135,9 @@ type insideLink struct {
 // the interface's name and no other global address.
 func (i Interface) find(netns ns.NetNS) (hosts []netlink.Link, inside []insideLink, err error) {
 	err = netns.Do(func(ns.NetNS) error {
-		links, err := netlinksafe.LinkList()
+		links, err := rtnl.Links()
 		if err != nil {
-			return fmt.Errorf("list links: %w", err)
+			return err
 		}
 		for _, l := range links {
 			own, other, err := i.has(l)
@@ -172,9 +170,9 @@ func (i Interface) find(netns ns.NetNS) (hosts []netlink.Link, inside []insideLi
 // has reports whether a link has any of the interface's addresses, and whether it has any other
 // address with global scope.
 func (i Interface) has(link netlink.Link) (own, other bool, err error) {
-	addrs, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return false, false, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		return false, false, err
 	}
 	for _, a := range addrs {
 		addr, ok := netip.AddrFromSlice(a.IP)
@@ -270,7 +268,6 @@ func (i Interface) alias() string {
 	return "berth-ipam " + wire.HostLink(i.ContainerID, i.Name)
 }
 
-// ErrNotMarked is returned by CheckMark.
 var ErrNotMarked = errors.New("link without mark")
 
 // CheckMark returns ErrNotMarked if the interface is a veth whose end on the node lacks the mark.
@@ -327,7 +324,6 @@ func (i Interface) nodeLinks() ([]netlink.Link, error) {
 	return named, nil
 }
 
-// resultLinks returns the veths of the node that the plugin's result names.
 func (i Interface) resultLinks() ([]netlink.Link, error) {
 	if i.Result == nil {
 		return nil, nil
@@ -352,9 +348,7 @@ func (i Interface) resultLinks() ([]netlink.Link, error) {
 func down(links []netlink.Link) error {
 	var errs []error
 	for _, l := range links {
-		if err := netlink.LinkSetDown(l); err != nil && !rtnl.LinkNotFound(err) {
-			errs = append(errs, fmt.Errorf("set link %s down: %w", l.Attrs().Name, err))
-		}
+		errs = append(errs, rtnl.SetDown(l))
 	}
 	return errors.Join(errs...)
 }
@@ -391,11 +385,8 @@ func (i Interface) Restore() error {
 // restoreHost sets the node's end of a veth up. If it is no port of a bridge (ptp), restoreHost
 // adds the plugin's gateways and routes to the addresses again, which the kernel dropped.
 func (i Interface) restoreHost(host netlink.Link) error {
-	if err := netlink.LinkSetUp(host); err != nil {
-		return fmt.Errorf("set link %s up: %w", host.Attrs().Name, err)
-	}
-	if host.Attrs().MasterIndex != 0 || i.Result == nil {
-		return nil
+	if err := rtnl.SetUp(host); err != nil || host.Attrs().MasterIndex != 0 || i.Result == nil {
+		return err
 	}
 	for _, ip := range i.Result.IPs {
 		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
@@ -419,11 +410,8 @@ func (i Interface) restoreHost(host netlink.Link) error {
 // restoreInside sets a link of the container up, with the addresses and routes that the kernel
 // dropped.
 func (i Interface) restoreInside(link netlink.Link) error {
-	if err := netlink.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set link %s up: %w", i.Name, err)
-	}
-	if i.Result == nil {
-		return nil
+	if err := rtnl.SetUp(link); err != nil || i.Result == nil {
+		return err
 	}
 	for _, ip := range i.Result.IPs {
 		addr := netlink.Addr{IPNet: &ip.Address}

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Operations of ARP.
 const (
 	ARPRequest = 1
 	ARPReply   = 2
@@ -30,7 +29,6 @@ type ARP struct {
 	Sender, Target       netip.Addr
 }
 
-// header and arpEnd are the lengths of an Ethernet header and of a frame with ARP.
 const (
 	header = 14
 	arpEnd = header + 28

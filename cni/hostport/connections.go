@@ -21,7 +21,6 @@ type forward struct {
 	pod      netip.AddrPort
 }
 
-// forwards lists the elements of the maps, in order.
 func (c content) forwards() []forward {
 	var all []forward
 	for _, ip := range nftables.IPs {
@@ -52,10 +51,8 @@ func parseForward(ip *nftables.IP, key, value []byte) (forward, bool) {
 	}, true
 }
 
-// changes are new and ended forwards.
 type changes struct{ began, ended map[forward]bool }
 
-// changesTo returns the changes from one content to another.
 func changesTo(had, want content) changes {
 	before, after := setOf(had.forwards()), setOf(want.forwards())
 	c := changes{maps.Clone(after), maps.Clone(before)}
@@ -85,7 +82,6 @@ func (c changes) and(later changes, forwarded map[forward]bool) changes {
 	return sum
 }
 
-// families returns the families of the changes' addresses.
 func (c changes) families() []int {
 	return conntrack.Families(func(yield func(netip.Addr) bool) {
 		for _, all := range []map[forward]bool{c.began, c.ended} {
@@ -98,7 +94,6 @@ func (c changes) families() []int {
 	})
 }
 
-// nodePort is a port of the node.
 type nodePort struct {
 	protocol byte
 	number   uint16
@@ -109,8 +104,7 @@ type nodePort struct {
 // connection is gone; UDP begins anew.
 type stale struct {
 	began, ended map[nodePort][]forward
-	// local are the addresses of the node.
-	local []netip.Addr
+	local        []netip.Addr
 	// forwards reports whether the node has a forward now: it may have changed again.
 	forwards func(forward) bool
 }

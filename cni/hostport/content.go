@@ -74,7 +74,6 @@ func (c content) mappings() []Mapping {
 	return all
 }
 
-// linkNames lists the links of the set links.
 func (c content) linkNames() []string {
 	var all []string
 	for key := range maps.Keys(c["links"]) {
@@ -86,7 +85,6 @@ func (c content) linkNames() []string {
 	return all
 }
 
-// element is an element of a set.
 type element struct {
 	set, key, value string
 }

@@ -43,7 +43,6 @@ func linksTo(mappings []Mapping) (map[netip.Addr]string, error) {
 	return links, nil
 }
 
-// defaultLinks returns the links that have a default route.
 func defaultLinks() (map[int]bool, error) {
 	routes, err := netlinksafe.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -67,7 +66,6 @@ func defaultLinks() (map[int]bool, error) {
 // linkOfIPVS is the link to which kube-proxy's mode ipvs adds the addresses of Services.
 const linkOfIPVS = "kube-ipvs0"
 
-// servicesOfIPVS lists the addresses of Services that are on the node itself.
 func servicesOfIPVS() ([]netip.Addr, error) {
 	link, err := rtnl.LinkOrNil(linkOfIPVS)
 	if err != nil || link == nil {
@@ -78,9 +76,9 @@ func servicesOfIPVS() ([]netip.Addr, error) {
 
 // addresses lists the addresses of a link, or of the node if link is nil.
 func addresses(link netlink.Link) ([]netip.Addr, error) {
-	found, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	found, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	var all []netip.Addr
 	for _, a := range found {

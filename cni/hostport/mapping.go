@@ -17,14 +17,12 @@ import (
 type Mapping struct {
 	api.HostPort
 
-	// Pod is an address of the pod, IPv4 or IPv6.
 	Pod netip.Addr
 	// Detached says that the pod's replies do not pass the node, so that the pod must see
 	// the node instead of the client.
 	Detached bool
 }
 
-// String names the port of the node and the port of the pod.
 func (m Mapping) String() string {
 	return fmt.Sprintf("%s to %s", m.HostPort, netip.AddrPortFrom(m.Pod, m.ContainerPort))
 }
@@ -68,7 +66,6 @@ func serves(hostIP netip.Addr, ip *nftables.IP) bool {
 	return !hostIP.IsValid() || nftables.IPOf(hostIP) == ip
 }
 
-// number returns a protocol's number in packets, 0 if it has no host ports.
 func number(protocol string) byte {
 	switch protocol {
 	case "TCP":
@@ -81,7 +78,6 @@ func number(protocol string) byte {
 	return 0
 }
 
-// protocolOf is the reverse of number.
 func protocolOf(n byte) string {
 	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
 		if number(protocol) == n {

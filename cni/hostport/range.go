@@ -28,10 +28,8 @@ func ParseRange(text string) (Range, error) {
 	return Range{First: uint16(a), Last: uint16(b)}, nil
 }
 
-// String returns the text that ParseRange reads.
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// Has reports whether the range has the port.
 func (r Range) Has(port uint16) bool { return r.First <= port && port <= r.Last }
 
 // ErrNoPort is returned by Choose if no port of the range is free.
@@ -83,7 +81,6 @@ func (f *Forwarder) Unused(protocol string, port uint16) (bool, error) {
 	return bindable(protocol, port)
 }
 
-// bindable reports whether no socket of the node has the port.
 func bindable(protocol string, port uint16) (bool, error) {
 	kind := unix.SOCK_STREAM
 	if protocol == "UDP" {

@@ -21,7 +21,6 @@ const (
 	beforeSourceNAT = 85
 )
 
-// tableOf returns the table with the elements of c.
 func tableOf(c content) *nftables.Table {
 	t := &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*nftables.Chain{
 		{Name: "guard", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(guardRules()...)},
@@ -50,7 +49,6 @@ func tableOf(c content) *nftables.Table {
 	return t
 }
 
-// read reads the table and the elements of its sets.
 func read() (*nftables.State, content, error) {
 	t := tableOf(nil)
 	state, err := t.Read()

@@ -71,7 +71,6 @@ func (p ipam) delegate(do func(plugin string, conf []byte) error) error {
 	return do(section.Type, conf)
 }
 
-// hasCode reports whether the agent's error has the code.
 func hasCode(err error, code uint) bool {
 	var e *types.Error
 	return errors.As(err, &e) && e.Code == code

@@ -24,9 +24,7 @@ var ErrUnsupported = errors.New("the kernel's nftables is not complete")
 
 // Support lists the nftables features of the node's kernel.
 type Support struct {
-	// Kernel is the kernel's release.
-	Kernel string
-	// Has and Lacks name features.
+	Kernel     string
 	Has, Lacks []string
 	// Without says what the node cannot do because of missing features that are not in Needed.
 	Without []string

@@ -75,7 +75,6 @@ func isRouted(f nftables.TableFamily) bool {
 	return f == nftables.INet || f == nftables.IPv4 || f == nftables.IPv6
 }
 
-// whole reports whether the nftables chain has our rules at the right place.
 func (f forwardChain) whole() bool {
 	return len(f.ours) == len(forwardRules()) && len(f.misplaced) == 0
 }

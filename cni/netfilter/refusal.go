@@ -97,7 +97,6 @@ func choosesZone(table nftables.Table) func(chain string) bool {
 
 const firewalldTable = "firewalld"
 
-// remedy returns the remedy for the table of a program.
 func remedy(table string) string {
 	if table == firewalldTable {
 		return "run on the node: " + strings.ReplaceAll(FirewalldCommands, "\n", " && ")

@@ -57,7 +57,6 @@ const (
 // refusedCounter counts packets of pods to too many new neighbours.
 const refusedCounter = "refused_neighbours"
 
-// inetTable and arpTable are the tables; arpTable is for ARP requests.
 var inetTable, arpTable = newTables()
 
 // arrival is the key of a link and an IPv4 address whose packets arrive by the link. The kernel has
@@ -231,14 +230,12 @@ func keepRules() (all []nftables.Rule) {
 	return all
 }
 
-// element is an element of a set.
 type element struct {
 	table *nftables.Table
 	set   string
 	key   []byte
 }
 
-// elements lists the elements of the sets for a source.
 func elements(s Source) []element {
 	suffix := nftables.IPOf(s.Address).Suffix
 	link := nftables.AppendName(nil, s.Link)
@@ -259,7 +256,6 @@ func elements(s Source) []element {
 	return all
 }
 
-// addressElements lists the elements of the sets for an address, for any link.
 func addressElements(a netip.Addr) []element {
 	suffix, key := nftables.IPOf(a).Suffix, a.AsSlice()
 	return []element{{inetTable, floatingSet + suffix, key}, {inetTable, hairpinSet + suffix, slices.Concat(key, key)}}

@@ -104,7 +104,6 @@ func allow(present func() ([]Source, error), sources []Source) error {
 	return nil
 }
 
-// add adds the elements of sources to the transaction, each once.
 func add(tx *nftables.Transaction, sources []Source) {
 	type place struct {
 		table *nftables.Table

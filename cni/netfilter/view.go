@@ -48,7 +48,6 @@ func look() (*viewer, error) {
 	return v, nil
 }
 
-// has reports whether the kernel has the element.
 func (v *viewer) has(e element) (bool, error) {
 	known, ok := v.keys[e.set]
 	if !ok {

@@ -14,7 +14,6 @@ import (
 // and Transaction refuses it.
 const maxAttribute = 1<<16 - 1
 
-// attribute returns a netlink attribute with the concatenated data.
 func attribute(kind uint16, data ...[]byte) []byte {
 	size := unix.SizeofNlAttr
 	for _, d := range data {
@@ -32,12 +31,10 @@ func attribute(kind uint16, data ...[]byte) []byte {
 	return b
 }
 
-// nested returns an attribute with nested attributes.
 func nested(kind uint16, attributes ...[]byte) []byte {
 	return attribute(kind|unix.NLA_F_NESTED, attributes...)
 }
 
-// text returns an attribute with a zero-terminated string.
 func text(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
 
 func number(kind uint16, n uint32) []byte {
@@ -56,7 +53,6 @@ func value(kind uint16, data []byte) []byte {
 // attributes are values by kind; all kinds that this package reads are below 16.
 type attributes [16][]byte
 
-// split reads attributes.
 func split(b []byte) (all attributes, err error) {
 	err = rtnl.Attributes(b, func(kind int, value []byte) error {
 		if kind < len(all) {
@@ -67,7 +63,6 @@ func split(b []byte) (all attributes, err error) {
 	return all, err
 }
 
-// splitList reads attributes of one type.
 func splitList(b []byte) (all [][]byte, err error) {
 	err = rtnl.Attributes(b, func(_ int, value []byte) error { all = append(all, value); return nil })
 	return all, err
@@ -82,7 +77,6 @@ func (a *attributes) in(kind int) *attributes {
 	return &all
 }
 
-// value returns the value of an expression or an element.
 func (a *attributes) value(kind int) []byte { return a.in(kind)[unix.NFTA_DATA_VALUE] }
 
 // text and number return zero if there is no such attribute.

@@ -187,7 +187,6 @@ func (c *Change) turn(tx *Transaction) {
 	}
 }
 
-// undo removes the objects that the first transaction made.
 func (c *Change) undo() error {
 	var made Gone
 	for _, chain := range c.Made.Chains {

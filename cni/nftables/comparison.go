@@ -43,7 +43,6 @@ func (t *Table) CheckStructure() error {
 	return t.compare(have)
 }
 
-// compare compares everything except elements.
 func (t *Table) compare(have *Contents) error {
 	switch {
 	case !have.Exists:
@@ -192,7 +191,6 @@ func (t *Table) checkElements(set string, elements iter.Seq[Element]) error {
 	return nil
 }
 
-// value returns the chain of an element, or its data.
 func (e Element) value() string { return e.Goto + string(e.Data) }
 
 // isFirstEnd reports whether the element is the end with which the kernel begins a set of
@@ -270,7 +268,6 @@ func (s *State) Check() error { return s.differs }
 // Elements returns the elements of a set in the order of their keys.
 func (s *State) Elements(set string) []Element { return s.elements[set] }
 
-// sorted returns elements in the order of their keys.
 func sorted(elements iter.Seq[Element]) []Element {
 	var all []Element
 	for e := range elements {

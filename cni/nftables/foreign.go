@@ -90,7 +90,6 @@ func (t *Transaction) InsertRule(c KernelChain, before *KernelRule, r Rule) {
 	t.addRule(&c.Table, c.Name, handle, r)
 }
 
-// DeleteRule deletes a rule.
 func (t *Transaction) DeleteRule(c KernelChain, r KernelRule) {
 	t.deleteRule(&c.Table, c.Name, r.handle)
 }

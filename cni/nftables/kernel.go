@@ -33,13 +33,10 @@ type Object struct {
 	Packets, Bytes uint64
 }
 
-// counterKind is the kind of counters.
 const counterKind uint32 = unix.NFT_OBJECT_COUNTER
 
-// NewCounter returns a counter by its name.
 func NewCounter(name string) Object { return Object{Name: name, Kind: counterKind} }
 
-// IsCounter reports whether it is a counter.
 func (o Object) IsCounter() bool { return o.Kind == counterKind }
 
 // Contents reads the kernel's table; it returns empty Contents if there is no table.
@@ -121,7 +118,6 @@ func dump(table *Table, what string, get, kind int, read func(TableFamily, *attr
 	return nil
 }
 
-// request asks the kernel for objects of a table, or of all tables if table has no name.
 func request(table *Table, get, flags, kind int, more ...*nl.RtAttr) ([][]byte, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})

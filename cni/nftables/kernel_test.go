@@ -30,7 +30,7 @@ func sample() *Table {
 				NewRule("IPv4", V4.Is, NotIn("blocks", V4.SAddr), V4.DAddr.And(0xf0).IsNot(224), Drop),
 				NewRule("IPv6", V6.Is, FromLinkLocal, ICMPv6(RouterAdvertisement), IPv6Fragment, Jump("inner")),
 				NewRule("connections", Established, IsReply, DestinationTranslated, Goto("inner")),
-				NewRule("ports", L4Proto.Is(6), DPort.Between([]byte{0, 1}, []byte{0, 9}), SPort.NotBetween([]byte{0, 1}, []byte{0, 9}), CounterNamed("counted")),
+				NewRule("ports", L4Proto.Is(6), DPort.Between([]byte{0, 1}, []byte{0, 9}), CounterNamed("counted")),
 				NewRule("map", Vmap("verdicts", V4.DAddr)),
 				NewRule("mark", HasMark(0x1020, 0x1070), V4.CTReplyDAddr().Is(addr.AsSlice()...), Accept),
 				NewRule("set", NotByLoopback, Counter, SetMark(0x1000, 0x1010), V4.SetDSCP(46), V6.SetDSCP(46)),

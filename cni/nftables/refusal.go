@@ -54,12 +54,10 @@ const (
 	refused
 )
 
-// refusalWalk follows a passage through the chains of a table.
 type refusalWalk struct {
 	table   Table
 	passage Passage
-	// at is the chain that refused.
-	at string
+	at      string
 }
 
 // deepest is how many nested jumps the kernel allows.
@@ -118,7 +116,6 @@ func (w *refusalWalk) follow(chain string, v decision, depth int) (came way, ove
 	return passes, false, nil
 }
 
-// decision is the decision of a rule on packets of a passage.
 type decision struct {
 	code  int32
 	chain string
@@ -163,7 +160,6 @@ func (r *registers) get(register uint32, size int) ([]byte, bool) {
 	return r.value[at : at+size], true
 }
 
-// setUnnamed sets a part of an address that no rule names.
 func (r *registers) setUnnamed(register uint32, size int) {
 	r.set(register, nil)
 	at := offset(register)
@@ -172,7 +168,6 @@ func (r *registers) setUnnamed(register uint32, size int) {
 	}
 }
 
-// isUnnamed reports whether a value is part of an address that no rule names.
 func (r *registers) isUnnamed(register uint32, size int) bool {
 	at := offset(register)
 	return size > 0 && at+size <= len(r.unnamed) && !slices.Contains(r.unnamed[at:at+size], false)
@@ -219,7 +214,6 @@ func addressSize(name string, data *attributes) int {
 	return 0
 }
 
-// ending returns the verdict of an expression that has one.
 func ending(name string, data *attributes) (decision, bool) {
 	switch {
 	case name == "reject", name == "target" && data.text(unix.NFTA_TARGET_NAME) == "REJECT":

@@ -25,7 +25,6 @@ func (s Statement) Then(others ...Statement) Statement {
 
 // Field is a part of a packet, or of the kernel's data about a packet.
 type Field struct {
-	// load returns the expression that loads the field into a register.
 	load func(register uint32) []byte
 	size int
 	// mask is nil if all bits count.
@@ -41,15 +40,12 @@ func register(word int) uint32 {
 	return unix.NFT_REG32_00 + uint32(word)
 }
 
-// words is how many registers of 4 bytes the field needs.
 func (f Field) words() int { return (f.size + 3) / 4 }
 
-// expression returns an expression of the kernel.
 func expression(name string, attributes ...[]byte) []byte {
 	return nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, name), nested(unix.NFTA_EXPR_DATA, attributes...))
 }
 
-// statement returns the expressions in their order.
 func statement(expressions ...[]byte) Statement { return Statement{slices.Concat(expressions...)} }
 
 func meta(key uint32, size int) Field {
@@ -95,12 +91,10 @@ var wayBack = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F
 // (iif lo), and Linux allows it before the packet is routed.
 var WayOut = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_DADDR|unix.NFTA_FIB_F_MARK)
 
-// IsIndex matches if the field is the index of a link.
 func (f Field) IsIndex(link int) Statement {
 	return f.Is(binary.NativeEndian.AppendUint32(nil, uint32(link))...) //nolint:gosec // the kernel's indexes are positive
 }
 
-// IsNotIndex matches if IsIndex does not.
 func (f Field) IsNotIndex(link int) Statement {
 	return f.IsNot(binary.NativeEndian.AppendUint32(nil, uint32(link))...) //nolint:gosec // the kernel's indexes are positive
 }
@@ -132,10 +126,8 @@ func Transport(offset uint32, size int) Field {
 	return payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, size)
 }
 
-// Fields of headers.
 var (
 	EtherSAddr  = Link(6, 6)
-	SPort       = Transport(0, 2)
 	DPort       = Transport(2, 2)
 	MessageType = Transport(0, 1) // of ICMP and ICMPv6
 )
@@ -153,14 +145,12 @@ type IP struct {
 	family    uint32
 }
 
-// V4 and V6 are the two families.
 var (
 	V4  = &IP{Suffix: "4", Addr: IPv4Addr, Is: nfProto.Is(unix.NFPROTO_IPV4), SAddr: Network(12, 4), DAddr: Network(16, 4), Addresses: Network(12, 8), family: unix.NFPROTO_IPV4}
 	V6  = &IP{Suffix: "6", Addr: IPv6Addr, Is: nfProto.Is(unix.NFPROTO_IPV6), SAddr: Network(8, 16), DAddr: Network(24, 16), Addresses: Network(8, 32), family: unix.NFPROTO_IPV6}
 	IPs = []*IP{V4, V6}
 )
 
-// IPOf returns the family of an address.
 func IPOf(a netip.Addr) *IP {
 	if a.Is4() {
 		return V4
@@ -198,7 +188,6 @@ func (f Field) compare(op uint32, to []byte) Statement {
 // Is matches if the field is the value, or begins with a shorter value.
 func (f Field) Is(value ...byte) Statement { return f.compare(unix.NFT_CMP_EQ, value) }
 
-// IsNot matches if Is does not.
 func (f Field) IsNot(value ...byte) Statement { return f.compare(unix.NFT_CMP_NEQ, value) }
 
 // And returns the field with only the bits of a mask.
@@ -212,28 +201,17 @@ func (f Field) hasAny(bits uint32) Statement {
 	return f.And(binary.NativeEndian.AppendUint32(nil, bits)...).IsNot(0, 0, 0, 0)
 }
 
-func (f Field) between(op uint32, first, last []byte) Statement {
-	return statement(f.into(0), expression("range", number(unix.NFTA_RANGE_SREG, register(0)), number(unix.NFTA_RANGE_OP, op),
-		value(unix.NFTA_RANGE_FROM_DATA, first), value(unix.NFTA_RANGE_TO_DATA, last)))
-}
-
 // Between matches if the field is from first to last.
 func (f Field) Between(first, last []byte) Statement {
-	return f.between(unix.NFT_RANGE_EQ, first, last)
-}
-
-// NotBetween matches if Between does not.
-func (f Field) NotBetween(first, last []byte) Statement {
-	return f.between(unix.NFT_RANGE_NEQ, first, last)
+	return statement(f.into(0), expression("range", number(unix.NFTA_RANGE_SREG, register(0)), number(unix.NFTA_RANGE_OP, unix.NFT_RANGE_EQ),
+		value(unix.NFTA_RANGE_FROM_DATA, first), value(unix.NFTA_RANGE_TO_DATA, last)))
 }
 
 // IsLink matches if the field is the name of an interface.
 func (f Field) IsLink(name string) Statement { return f.Is(AppendName(nil, name)...) }
 
-// IsNotLink matches if IsLink does not.
 func (f Field) IsNotLink(name string) Statement { return f.IsNot(AppendName(nil, name)...) }
 
-// Conditions with names of their own.
 var (
 	// Established matches packets of established and related connections.
 	Established = CTState.hasAny(1<<1 | 1<<2) // ESTABLISHED and RELATED of nf_conntrack_common.h
@@ -261,7 +239,6 @@ var (
 // HasConnectionMark matches packets of connections whose mark has one of the bits.
 func HasConnectionMark(bits uint32) Statement { return ctMark.hasAny(bits) }
 
-// LacksConnectionMark matches if HasConnectionMark does not.
 func LacksConnectionMark(bits uint32) Statement {
 	return ctMark.And(binary.NativeEndian.AppendUint32(nil, bits)...).Is(0, 0, 0, 0)
 }
@@ -304,7 +281,6 @@ func lookup(set string, flags uint32, fields []Field, destination ...uint32) Sta
 // In matches if the set has the fields.
 func In(set string, fields ...Field) Statement { return lookup(set, 0, fields) }
 
-// NotIn matches if In does not.
 func NotIn(set string, fields ...Field) Statement { return lookup(set, unix.NFT_LOOKUP_F_INV, fields) }
 
 // Vmap gives the map's verdict for the fields, if the map has them.
@@ -398,7 +374,6 @@ func (ip *IP) SNAT(to netip.Addr, ports ...uint16) Statement {
 	return statement(all, ip.snat(append(more, number(unix.NFTA_NAT_FLAGS, flags))...))
 }
 
-// immediate puts a value into a register.
 func immediate(word int, data []byte) []byte {
 	return expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register(word)), value(unix.NFTA_IMMEDIATE_DATA, data))
 }

@@ -29,7 +29,6 @@ const (
 	NetDev TableFamily = unix.NFPROTO_NETDEV
 )
 
-// String returns nft's word for the family.
 func (f TableFamily) String() string {
 	names := map[TableFamily]string{INet: "inet", IPv4: "ip", IPv6: "ip6", ARP: "arp", Bridge: "bridge", NetDev: "netdev"}
 	if name, ok := names[f]; ok {
@@ -79,7 +78,6 @@ type Element struct {
 	Goto string
 	// Timeout is when the element leaves its set, 0 for the set's Timeout.
 	Timeout time.Duration
-	// Comment says why the element exists.
 	Comment string
 }
 
@@ -128,7 +126,6 @@ func concatenate(all []Type) Type {
 // Size returns how many bytes a key of the type has.
 func (t Type) Size() int { return int(t.size) }
 
-// AppendAddr appends an address to a key.
 func AppendAddr(key []byte, a netip.Addr) []byte {
 	if a.Is4() {
 		four := a.As4()
@@ -221,7 +218,6 @@ type Rule struct {
 	mark       []byte
 }
 
-// Rules returns rules for a Chain.
 func Rules(all ...Rule) iter.Seq[Rule] { return slices.Values(all) }
 
 // maxComment is how much of a comment nft shows.

@@ -29,15 +29,12 @@ type Transaction struct {
 	generation uint32
 }
 
-// object is the target of a message.
 type object struct{ table, text string }
 
 func (o object) String() string { return o.text + " of table " + o.table }
 
-// IsEmpty reports whether the transaction changes nothing.
 func (t *Transaction) IsEmpty() bool { return len(t.objects) == 0 }
 
-// message adds a message about an object of a table.
 func (t *Transaction) message(kind int, flags uint16, of *Table, about string, attributes ...[]byte) {
 	t.objects = append(t.objects, object{of.Name, about})
 	for _, a := range attributes {
@@ -65,7 +62,6 @@ func appendMessage(to []byte, kind int, flags uint16, sequence uint32, family by
 	return to
 }
 
-// Make adds a table with all its objects.
 func (t *Transaction) Make(of *Table) {
 	t.AddTable(of)
 	t.makeContent(of)
@@ -167,7 +163,6 @@ func (t *Transaction) deleteRule(of *Table, chain string, handle uint64) {
 	t.message(unix.NFT_MSG_DELRULE, 0, of, "a rule of chain "+chain, text(unix.NFTA_RULE_CHAIN, chain), number64(unix.NFTA_RULE_HANDLE, handle))
 }
 
-// FlushChain deletes all rules of a chain.
 func (t *Transaction) FlushChain(of *Table, name string) {
 	t.message(unix.NFT_MSG_DELRULE, 0, of, "the rules of chain "+name, text(unix.NFTA_RULE_CHAIN, name))
 }
@@ -233,7 +228,6 @@ func (t *Transaction) DeleteSet(of *Table, name string) {
 	t.message(unix.NFT_MSG_DELSET, 0, of, "set "+name, text(unix.NFTA_SET_NAME, name))
 }
 
-// flushSet deletes all elements of a set or map.
 func (t *Transaction) flushSet(of *Table, name string) {
 	t.message(unix.NFT_MSG_DELSETELEM, 0, of, "the elements of set "+name, text(unix.NFTA_SET_ELEM_LIST_SET, name))
 }
@@ -289,7 +283,6 @@ func (e Element) encode() []byte {
 	return nested(unix.NFTA_LIST_ELEM, attributes...)
 }
 
-// addCounter adds a counter that begins at 0.
 func (t *Transaction) addCounter(of *Table, name string) {
 	t.message(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, of, "counter "+name,
 		text(unix.NFTA_OBJ_NAME, name), number(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER), nested(unix.NFTA_OBJ_DATA))
@@ -399,7 +392,6 @@ func (t *Transaction) answer(fd int) error {
 	}
 }
 
-// noteGeneration reads the kernel's number of the transaction from the attributes of its message.
 func (t *Transaction) noteGeneration(message []byte) {
 	if a, err := split(message); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
 		t.generation = a.number(unix.NFTA_GEN_ID)

@@ -54,13 +54,11 @@ func subnetsRule(family int) netlink.Rule {
 	return rule
 }
 
-var families = []int{unix.AF_INET, unix.AF_INET6}
-
 // List returns the addresses with Berth's mark, in ascending order. The node has them, is about to
 // get them, or is about to lose them.
 func List() ([]Address, error) {
 	var all []Address
-	for _, family := range families {
+	for _, family := range rtnl.Families {
 		rules, err := rtnl.Rules(family)
 		if err != nil {
 			return nil, err
@@ -75,7 +73,6 @@ func List() ([]Address, error) {
 	return all, nil
 }
 
-// Carried returns only the addresses of List.
 func Carried() ([]netip.Addr, error) {
 	marked, err := List()
 	var all []netip.Addr
@@ -92,17 +89,8 @@ func Mark(a Address) error {
 	return err
 }
 
-func addressesOf(family int) ([]netlink.Addr, error) {
-	addrs, err := netlinksafe.AddrList(nil, family)
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	return addrs, nil
-}
-
-// find returns the links with the address.
 func find(a Address) (links []int, err error) {
-	all, err := addressesOf(a.family())
+	all, err := rtnl.Addresses(nil, a.family())
 	for _, have := range all {
 		if rtnl.PrefixOf(have.IPNet) == netip.PrefixFrom(a.Address, a.Subnet.Bits()) {
 			links = append(links, have.LinkIndex)
@@ -262,7 +250,7 @@ func Unmark(a Address) error {
 // removes the others, unless the link promotes them (promote_secondaries): remove restores other
 // addresses that are not ours.
 func remove(a Address, link int) error {
-	before, err := addressesOf(a.family())
+	before, err := rtnl.Addresses(nil, a.family())
 	if err != nil {
 		return err
 	}
@@ -281,7 +269,7 @@ func remove(a Address, link int) error {
 	if a.Address.Is6() {
 		return nil
 	}
-	after, err := addressesOf(a.family())
+	after, err := rtnl.Addresses(nil, a.family())
 	if err != nil {
 		return err
 	}

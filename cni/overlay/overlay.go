@@ -19,11 +19,9 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// conf is the plugin's configuration.
 type conf struct {
 	types.PluginConf
-	MTU int `json:"mtu"`
-	// SysctlRoot is the path of /proc/sys.
+	MTU        int    `json:"mtu"`
 	SysctlRoot string `json:"sysctlRoot"`
 }
 
@@ -38,7 +36,6 @@ func read(stdin []byte) (conf, error) {
 	return c, nil
 }
 
-// link returns the interface of a call with the addresses of a result.
 func (c conf) link(args *skel.CmdArgs, given types.Result) (podlink.Link, error) {
 	l := podlink.Link{ContainerID: args.ContainerID, IfName: args.IfName, NetNS: args.Netns, MTU: c.MTU, SysctlRoot: c.SysctlRoot}
 	result, err := current.NewResultFromResult(given)

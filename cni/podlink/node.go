@@ -28,7 +28,6 @@ func aliasOf(addresses []netip.Addr) string {
 	return strings.Join(words, " ")
 }
 
-// addressesOf returns the addresses of the pod behind a host end.
 func addressesOf(host netlink.Link) []netip.Addr {
 	text, _ := strings.CutPrefix(host.Attrs().Alias, aliasPrefix)
 	var all []netip.Addr
@@ -46,7 +45,6 @@ type way struct {
 	link    int
 }
 
-// node has the routes and neighbours of pods in the kernel.
 type node struct {
 	routes map[way]bool
 	neighs map[way][]byte
@@ -54,7 +52,7 @@ type node struct {
 
 func readNode() (node, error) {
 	n := node{routes: map[way]bool{}, neighs: map[way][]byte{}}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		routes, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_STATIC}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil {
 			return n, fmt.Errorf("list routes: %w", err)
@@ -64,9 +62,9 @@ func readNode() (node, error) {
 				n.routes[way{to.Addr(), r.LinkIndex}] = true
 			}
 		}
-		neighs, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+		neighs, err := rtnl.Neighbors(family)
 		if err != nil {
-			return n, fmt.Errorf("list neighbours: %w", err)
+			return n, err
 		}
 		for _, e := range neighs {
 			if a, ok := netip.AddrFromSlice(e.IP); ok && e.State&netlink.NUD_PERMANENT != 0 {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -24,12 +23,10 @@ import (
 // Link describes the interface of a pod.
 type Link struct {
 	ContainerID, IfName string
-	// NetNS is the path of the pod's network namespace.
-	NetNS string
+	NetNS               string
 	// Addresses has one address of each family at most.
-	Addresses []netip.Addr
-	MTU       int
-	// SysctlRoot is the path of /proc/sys.
+	Addresses  []netip.Addr
+	MTU        int
 	SysctlRoot string
 }
 
@@ -121,11 +118,10 @@ func Remove(containerID, ifName string) error {
 	return rtnl.DeleteLink(link)
 }
 
-// Links lists the host ends on the node.
 func Links() ([]netlink.Link, error) {
-	all, err := netlinksafe.LinkList()
+	all, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	var ours []netlink.Link
 	for _, l := range all {

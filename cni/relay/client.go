@@ -39,7 +39,6 @@ const statusTimeout = 15 * time.Second
 // pod, and so no agent, before the first result of STATUS.
 const patience = 10 * time.Second
 
-// retry is the time between two attempts.
 const retry = 50 * time.Millisecond
 
 // Post waits for the agent if it is away for a moment, sends a request and returns the response.
@@ -114,7 +113,6 @@ func dial(socket string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), socket), nil
 }
 
-// parse reads a response.
 func parse(raw []byte) (Answer, error) {
 	if len(raw) == 0 {
 		return Answer{}, ErrIncomplete

@@ -32,6 +32,18 @@ func HasNodeAddresses(link string) bool {
 	return !isPodLink(link) && !slices.Contains(serviceLinks, link)
 }
 
+// Addresses lists the addresses of a link, or of all links if link is nil.
+func Addresses(link netlink.Link, family int) ([]netlink.Addr, error) {
+	all, err := netlinksafe.AddrList(link, family)
+	if err != nil && link != nil {
+		return nil, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return all, nil
+}
+
 // NodeAddress is an address of the node, and the name of a link with it.
 type NodeAddress struct {
 	netip.Addr
@@ -41,9 +53,9 @@ type NodeAddress struct {
 // NodeAddresses lists the addresses of the node itself, each once: without addresses of Services,
 // loopback and IPv6 link-local addresses, and without addresses that exist only on pods' links.
 func NodeAddresses() ([]NodeAddress, error) {
-	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	found, err := Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	names, seen := map[int]string{}, map[netip.Addr]bool{}
 	var all []NodeAddress

@@ -20,7 +20,6 @@ const (
 	NFCallIP6Tables BridgeSetting = nl.IFLA_BR_NF_CALL_IP6TABLES
 )
 
-// String returns the name of the setting's file.
 func (s BridgeSetting) String() string {
 	switch s {
 	case NFCallIPTables:

@@ -44,9 +44,9 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	if !isLocal {
 		return nil, nil // the errors are of routes: unreachable, prohibited
 	}
-	addrs, err := netlinksafe.AddrList(nil, FamilyOf(addr))
+	addrs, err := Addresses(nil, FamilyOf(addr))
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	repeated := false
 	for _, a := range addrs {
@@ -75,24 +75,37 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 // or its cable is out.
 func HasCarrier(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
 
-// VLANLink returns the link for a VLAN on the parent, nil if there is none.
-func VLANLink(parent netlink.Link, vlan int) (netlink.Link, error) {
+// Links lists all links.
+func Links() ([]netlink.Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
+	return links, nil
+}
+
+// VLANLink returns the link for a VLAN on the parent, nil if there is none.
+func VLANLink(parent netlink.Link, vlan int) (netlink.Link, error) {
+	links, err := Links()
 	for _, link := range links {
 		if v, ok := link.(*netlink.Vlan); ok && v.VlanId == vlan && v.ParentIndex == parent.Attrs().Index {
 			return link, nil
 		}
 	}
-	return nil, nil
+	return nil, err
 }
 
-// SetUp sets a link up.
 func SetUp(link netlink.Link) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set link %s up: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// SetDown sets a link down that may be gone.
+func SetDown(link netlink.Link) error {
+	if err := netlink.LinkSetDown(link); err != nil && !IsGone(err) {
+		return fmt.Errorf("set link %s down: %w", link.Attrs().Name, err)
 	}
 	return nil
 }

@@ -13,9 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Neigh returns a permanent neighbour.
 func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
 	return netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
+}
+
+// Neighbors lists the neighbours of a family.
+func Neighbors(family int) ([]netlink.Neigh, error) {
+	all, err := Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+	if err != nil {
+		return nil, fmt.Errorf("list neighbours: %w", err)
+	}
+	return all, nil
 }
 
 // DropQueued drops the packets that wait for the link-layer addresses of neighbours: they have
@@ -23,13 +31,13 @@ func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
 // link-layer address.
 func DropQueued(addresses []netip.Addr) error {
 	var errs []error
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range Families {
 		if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return a.Is4() == (family == unix.AF_INET) }) {
 			continue
 		}
-		all, err := Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+		all, err := Neighbors(family)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("list neighbours: %w", err))
+			errs = append(errs, err)
 			continue
 		}
 		for _, n := range all {

@@ -15,7 +15,6 @@ import (
 // ErrNetNS is returned if a container's network namespace cannot be opened.
 var ErrNetNS = errors.New("network namespace not accessible")
 
-// GetNS opens the network namespace at a path.
 func GetNS(path string) (ns.NetNS, error) {
 	netns, err := ns.GetNS(path)
 	if err != nil {
@@ -38,7 +37,6 @@ func FindNS(path string) (ns.NetNS, error) {
 	return netns, err
 }
 
-// InNetNS calls do in the network namespace at a path.
 func InNetNS(path string, do func() error) error {
 	netns, err := GetNS(path)
 	if err != nil {

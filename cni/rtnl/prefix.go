@@ -10,7 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FamilyOf returns AF_INET or AF_INET6.
+// Families are the families of addresses.
+var Families = []int{unix.AF_INET, unix.AF_INET6}
+
 func FamilyOf(addr netip.Addr) int {
 	if addr.Is4() {
 		return unix.AF_INET
@@ -26,10 +28,8 @@ func LinkScope(family int) netlink.Scope {
 	return netlink.SCOPE_UNIVERSE
 }
 
-// SinglePrefix returns the prefix with only the address.
 func SinglePrefix(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
-// AnyPrefix returns the prefix of all addresses of addr's family.
 func AnyPrefix(addr netip.Addr) netip.Prefix {
 	if addr.Is4() {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)

@@ -39,13 +39,11 @@ type Journal struct {
 	read *content
 }
 
-// content of the file.
 type content struct {
 	BootID   string            `json:"bootID"`
 	Settings map[string]change `json:"settings"`
 }
 
-// change has the value of a setting before and after Berth changed it.
 type change struct {
 	Was string `json:"was"`
 	Is  string `json:"is"`

@@ -114,7 +114,6 @@ func applyRoot(link netlink.Link) error {
 	return nil
 }
 
-// htbClass returns the class in the kernel's form.
 func (c class) htbClass(link netlink.Link) *netlink.HtbClass {
 	attrs := netlink.ClassAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(rootMajor, c.minor), Parent: netlink.HANDLE_ROOT}
 	if c.parent != 0 {

@@ -40,7 +40,6 @@ func Leftovers() ([]leftover.Item, error) {
 	return append(filters, devices...), nil
 }
 
-// hasFilters reports whether a link has a filter of ours.
 func hasFilters(link netlink.Link, qdiscs map[int][]netlink.Qdisc) (bool, error) {
 	for _, d := range directionsOf(link, qdiscs) {
 		filters, err := netlinksafe.FilterList(link, d.parent())
@@ -54,7 +53,6 @@ func hasFilters(link netlink.Link, qdiscs map[int][]netlink.Qdisc) (bool, error)
 	return false, nil
 }
 
-// directionsOf returns the directions for which a link has a hook.
 func directionsOf(link netlink.Link, qdiscs map[int][]netlink.Qdisc) []direction {
 	switch hookOf(qdiscs[link.Attrs().Index]) {
 	case bothHooks:

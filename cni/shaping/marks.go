@@ -44,7 +44,6 @@ func applyMarks(marks map[netip.Addr]uint8, pods []Pod, prune bool) error {
 	return nil
 }
 
-// tableOfMarks returns the table with a set and a rule for each DSCP and family.
 func tableOfMarks(marks map[netip.Addr]uint8) *nftables.Table {
 	type group struct {
 		dscp uint8
@@ -69,7 +68,6 @@ func tableOfMarks(marks map[netip.Addr]uint8) *nftables.Table {
 	return &t
 }
 
-// readMarks returns the marks of the kernel's table.
 func readMarks() (map[netip.Addr]uint8, error) {
 	have, err := marksTable.Contents()
 	if err != nil {

@@ -19,7 +19,6 @@ import (
 // queueKind is the kind of a class's queue: first in, first out, with a limit in bytes.
 const queueKind = "bfifo"
 
-// setQueue makes the queue of a leaf class, or changes its limit.
 func setQueue(link netlink.Link, c class) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	req.AddData(&nl.TcMsg{

@@ -20,11 +20,9 @@ type Limit struct {
 	Burst uint64 `json:"burst,omitempty"`
 }
 
-// Bounds of a limit.
 const (
 	// MinRate and MaxRate in bits per second are the bounds of the kubelet's annotations.
 	MinRate = 1_000
-	// MaxRate is the greatest rate.
 	MaxRate = 1_000_000_000_000_000
 	// MaxBurst is the kernel's maximum, in bytes.
 	MaxBurst = 1<<32 - 1
@@ -48,7 +46,6 @@ const (
 
 func (l Limit) limited() bool { return l.Rate > 0 }
 
-// burst returns the burst for the kernel, in bytes.
 func (l Limit) burst() uint32 {
 	perSecond := max(l.Rate/8, 1)
 	burst := l.Burst
@@ -61,7 +58,6 @@ func (l Limit) burst() uint32 {
 	return uint32(min(burst, MaxBurst))
 }
 
-// queue returns how many bytes may wait.
 func (l Limit) queue() uint32 { return uint32(min(max(l.Rate/8/queueParts, minQueue), maxQueue)) }
 
 // Lower returns the stricter of two limits.
@@ -86,8 +82,7 @@ type Pod struct {
 	// the traffic of all of them together.
 	Links []string
 	// Addresses of the pod, by which its packets are marked.
-	Addresses []netip.Addr
-	// Ingress and Egress are the pod's own limits.
+	Addresses       []netip.Addr
 	Ingress, Egress Limit
 	// Group is nil for a pod that shares nothing.
 	Group *Group
@@ -197,7 +192,6 @@ func join(devices map[string]*device, d direction, pod Pod, group string, own, s
 	return dev.name
 }
 
-// class is an HTB class.
 type class struct {
 	minor, parent uint16
 	// rate is the class's guaranteed rate, ceil its limit with borrowing.

@@ -53,7 +53,6 @@ func (s *Shaper) Find(names []string) ([]Found, error) {
 	return all, nil
 }
 
-// deviceOf returns the device that packets of the direction pass, nil if there is none.
 func deviceOf(link netlink.Link, links map[string]netlink.Link, d direction) (netlink.Link, error) {
 	filters, err := netlinksafe.FilterList(link, d.parent())
 	if isGone(err) {
@@ -76,7 +75,6 @@ func deviceOf(link netlink.Link, links map[string]netlink.Link, d direction) (ne
 	return nil, nil
 }
 
-// findOn reads a device's limits for the packets of a link.
 func findOn(device netlink.Link, from string) (Found, error) {
 	const bits = 8 // the kernel counts bytes
 	found := Found{Device: device.Attrs().Name}

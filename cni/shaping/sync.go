@@ -97,7 +97,6 @@ func sweepHooks(links map[string]netlink.Link, qdiscs map[int][]netlink.Qdisc, h
 	return errors.Join(errs...)
 }
 
-// sweepDevices removes our devices that are not wanted.
 func sweepDevices(links map[string]netlink.Link, wanted []device) error {
 	var errs []error
 	for name, link := range links {
@@ -115,9 +114,9 @@ func IsDevice(link netlink.Link) bool {
 }
 
 func linksByName() (map[string]netlink.Link, error) {
-	all, err := netlinksafe.LinkList()
+	all, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	byName := map[string]netlink.Link{}
 	for _, link := range all {
@@ -126,7 +125,6 @@ func linksByName() (map[string]netlink.Link, error) {
 	return byName, nil
 }
 
-// linksAndQdiscs lists the links by name and the queues by link index.
 func linksAndQdiscs() (map[string]netlink.Link, map[int][]netlink.Qdisc, error) {
 	links, err := linksByName()
 	if err != nil {
@@ -136,7 +134,6 @@ func linksAndQdiscs() (map[string]netlink.Link, map[int][]netlink.Qdisc, error) 
 	return links, qdiscs, err
 }
 
-// qdiscsByLink lists the queues of all links by the link's index.
 func qdiscsByLink() (map[int][]netlink.Qdisc, error) {
 	all, err := netlinksafe.QdiscList(nil)
 	if err != nil {

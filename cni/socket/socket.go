@@ -20,7 +20,6 @@ import (
 
 // Agent is the agent that listens on a socket. Its methods may be called in parallel.
 type Agent struct {
-	// Socket is the path of the socket.
 	Socket string
 	// Path is the agent's HTTP resource for the calls.
 	Path string

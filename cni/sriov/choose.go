@@ -9,7 +9,6 @@ import (
 	"strings"
 )
 
-// Errors of the choice.
 var (
 	// ErrNoFunction is returned if no virtual function, or not the named device, is available for a
 	// container now. This may change when another container ends, or after a change by the node's
@@ -98,7 +97,6 @@ func explain(n int, why map[string]int) string {
 	return fmt.Sprintf("of %d, %s; make more of them, or move pods to other nodes", n, strings.Join(parts, ", "))
 }
 
-// pfsOf lists the physical functions in the order of all.
 func pfsOf(all []function) []string {
 	var names []string
 	for _, f := range all {

@@ -111,7 +111,6 @@ func (b *folder) list() ([]claim, error) {
 	return all, errors.Join(errs...)
 }
 
-// read reads the file of a claim.
 func (b *folder) read(name string) (c claim, err error) {
 	path := filepath.Join(b.dir, name)
 	raw, err := os.ReadFile(path)
@@ -124,7 +123,6 @@ func (b *folder) read(name string) (c claim, err error) {
 	return c, nil
 }
 
-// add writes a claim.
 func (b *folder) add(c claim) error {
 	c.BootID = b.bootID
 	raw, err := json.MarshalIndent(c, "", "  ")
@@ -140,7 +138,6 @@ func (b *folder) add(c claim) error {
 	return nil
 }
 
-// remove removes a claim. It is idempotent.
 func (b *folder) remove(device string) error {
 	if err := os.Remove(filepath.Join(b.dir, device+claimSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the claim of virtual function %s: %w", device, err)

@@ -23,7 +23,6 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Errors that this package detects.
 var (
 	// ErrPF is returned if a physical function is missing or down, or is no physical function.
 	ErrPF = errors.New("physical function unusable")
@@ -66,8 +65,7 @@ type Wish struct {
 	// Owner is the container's node link, and IfName the name of the function in the container.
 	// Together they identify the interface.
 	Owner, IfName string
-	// NetNS is the path of the container's namespace.
-	NetNS string
+	NetNS         string
 	// PFs are the links of the physical functions to choose from.
 	PFs []string
 	// Device is the PCI address of the function to take, empty to choose one.
@@ -192,7 +190,6 @@ func (f *Functions) hold(b *folder, device string) (c claim, release func(), ok 
 	return claim{}, nil, false, err
 }
 
-// isOf reports whether a claim belongs to the wish's container and interface.
 func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.IfName }
 
 // claimDevice returns the device that the wish's owner has claimed, or claims a device.
@@ -282,7 +279,6 @@ func (f *Functions) Close(w Wish) error {
 	})
 }
 
-// Open undoes Close.
 func (f *Functions) Open(w Wish) error {
 	return f.withClaim(w, func(c claim, pf netlink.Link, info netlink.VfInfo) error {
 		if !w.isClosed(info) {

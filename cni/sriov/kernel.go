@@ -84,8 +84,8 @@ func shutOff(pf netlink.Link, info netlink.VfInfo, c claim) error {
 // setLink sets a link down, and changes its MAC address and MTU if they differ.
 func setLink(link netlink.Link, mac net.HardwareAddr, mtu int) error {
 	a := link.Attrs()
-	if err := netlink.LinkSetDown(link); err != nil {
-		return fmt.Errorf("set link %s down: %w", a.Name, err)
+	if err := rtnl.SetDown(link); err != nil {
+		return err
 	}
 	if err := setMAC(link, mac); err != nil {
 		return fmt.Errorf("set MAC address %s of link %s: %w", mac, a.Name, err)
@@ -124,7 +124,6 @@ func setMAC(link netlink.Link, mac net.HardwareAddr) error {
 	return nil
 }
 
-// restore restores the original attributes of a link on the node.
 func restore(link netlink.Link, was attributes) error {
 	mac, err := net.ParseMAC(was.MAC)
 	if err != nil {
@@ -183,8 +182,8 @@ func fetch(c claim) error {
 		if err != nil || link == nil {
 			return err
 		}
-		if err := netlink.LinkSetDown(link); err != nil {
-			return fmt.Errorf("set link %s down: %w", link.Attrs().Name, err)
+		if err := rtnl.SetDown(link); err != nil {
+			return err
 		}
 		if err := moveTo(link, int(node.Fd())); err != nil {
 			return fmt.Errorf("move link %s to the node: %w", link.Attrs().Name, err)

@@ -14,9 +14,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // scan lists the virtual functions of physical functions, given by their links, in the order of pfs
@@ -55,7 +56,6 @@ func (f *Functions) scan(pfs []string, claims []claim) ([]function, error) {
 	return all, nil
 }
 
-// functionsOf reads the virtual functions of a PCI device.
 func (f *Functions) functionsOf(pf, device string) ([]function, error) {
 	const prefix = "virtfn"
 	dir := filepath.Join(f.sysfs, "bus/pci/devices", device)
@@ -91,7 +91,6 @@ func (f *Functions) functionsOf(pf, device string) ([]function, error) {
 	return all, nil
 }
 
-// byDevice returns the link of a PCI device, nil if it is not among links.
 func byDevice(links []netlink.Link, device string) netlink.Link {
 	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().ParentDev == device })
 	if i < 0 {
@@ -100,7 +99,6 @@ func byDevice(links []netlink.Link, device string) netlink.Link {
 	return links[i]
 }
 
-// usedFor names the node's use of a link, empty for none.
 func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 	if link.Attrs().MasterIndex != 0 {
 		return "a bridge or bond", nil
@@ -110,9 +108,9 @@ func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 	}) {
 		return "links on it", nil
 	}
-	addrs, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return "", fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		return "", err
 	}
 	if i := slices.IndexFunc(addrs, func(a netlink.Addr) bool { return a.Scope == unix.RT_SCOPE_UNIVERSE }); i >= 0 {
 		return "address " + addrs[i].IP.String(), nil
@@ -122,14 +120,13 @@ func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 
 // linkOf returns the link of a PCI device in the namespace of the calling thread, or nil.
 func linkOf(device string) (netlink.Link, error) {
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	return byDevice(links, device), nil
 }
 
-// infoOf returns the physical function's data about a virtual function.
 func infoOf(pf netlink.Link, index int) (netlink.VfInfo, error) {
 	i := slices.IndexFunc(pf.Attrs().Vfs, func(v netlink.VfInfo) bool { return v.ID == index })
 	if i < 0 {

@@ -48,12 +48,12 @@ func (d *Driver) CheckNode(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
-	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), ends(backs).Check(node), checkRoutes(spec, node, backs)}
-	errs = append(errs, d.inPodEnd(spec, node, backs, (*podEnd).check))
+	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), end.Check(node), checkRoutes(spec, node, end)}
+	errs = append(errs, d.inPodEnd(spec, node, end, (*podEnd).check))
 	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Check(nil) }))
 	for i, g := range segments {
 		errs = append(errs, d.checkSecluded(spec, lowers[i]), d.checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
@@ -99,16 +99,15 @@ func nodeLinkOf(spec Spec, uses []use) (netlink.Link, error) {
 	return node, nil
 }
 
-func checkRoutes(spec Spec, node netlink.Link, backs []back) error {
+func checkRoutes(spec Spec, node netlink.Link, end wire.NodeEnd) error {
 	var errs []error
 	for _, a := range spec.Addresses {
-		plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+		plan := planNode(spec, a, node, end.Of(a.Address))
 		errs = append(errs, wire.NotOnNode(a), plan.Check(node))
 	}
 	return errors.Join(errs...)
 }
 
-// checkAnswer verifies that the node answers for the addresses, in mode l3s.
 func (d *Driver) checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 	if !spec.answers() {
 		return nil
@@ -120,7 +119,6 @@ func (d *Driver) checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// checkInterface verifies that the container's interface exists and is filtered.
 func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error {
 	if spec.Mode == Bridge {
 		name := portOf(spec.ContainerID, g.ifName)
@@ -168,9 +166,8 @@ func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error 
 	})
 }
 
-// checkPod verifies the container's addresses and routes.
 func (d *Driver) checkPod(spec Spec) error {
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
@@ -204,12 +201,11 @@ func (d *Driver) checkPod(spec Spec) error {
 		if err != nil {
 			return err
 		}
-		plan := planPod(spec, segments, links, inside.Attrs().Index, backs)
+		plan := planPod(spec, segments, links, inside.Attrs().Index, end)
 		return errors.Join(append(errs, plan.Check(nil))...)
 	})
 }
 
-// insideOf calls do in the container's namespace.
 func insideOf(spec Spec, do func() error) error {
 	if err := rtnl.InNetNS(spec.NetNS, do); err != nil {
 		return fmt.Errorf("interface %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -247,18 +243,17 @@ func (d *Driver) keepNodeLink(spec Spec) error {
 	if err != nil || node == nil {
 		return err
 	}
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
 	// Routes of the node may still have the stale addresses as source.
-	if _, err := ends(backs).Add(node); err != nil {
+	if _, err := end.Add(node); err != nil {
 		return err
 	}
-	return d.inPodEnd(spec, node, backs, (*podEnd).set)
+	return d.inPodEnd(spec, node, end, (*podEnd).set)
 }
 
-// filterInterface restores the filters of an interface of the container.
 func filterInterface(spec Spec, g segment, lower netlink.Link) error {
 	var errs []error
 	if l := lowerGuardOf(spec, g, lower); l != nil {
@@ -284,7 +279,6 @@ type filter interface {
 	set() error
 }
 
-// keepFilter sets a filter that is missing or changed.
 func keepFilter(f filter) error {
 	err := f.check()
 	if errors.Is(err, ErrNotWired) {
@@ -337,14 +331,14 @@ func (d *Driver) Repair(spec Spec) error {
 	if err := setAlias(node, formatAlias(spec.Mode, usesOf(segments, lowers))); err != nil {
 		return err
 	}
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
-	if err := d.setupNode(spec, segments, node, lowers, backs); err != nil {
+	if err := d.setupNode(spec, segments, node, lowers, end); err != nil {
 		return err
 	}
-	if err := d.inPodEnd(spec, node, backs, (*podEnd).set); err != nil {
+	if err := d.inPodEnd(spec, node, end, (*podEnd).set); err != nil {
 		return err
 	}
 	for i, g := range segments {
@@ -358,7 +352,6 @@ func (d *Driver) Repair(spec Spec) error {
 	return d.answer(spec, segments, node, lowers)
 }
 
-// hasInterface reports whether the container has the interface of a segment.
 func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has bool, err error) {
 	switch spec.Mode {
 	case Bridge:

@@ -68,10 +68,7 @@ func (d *Driver) closeSegment(spec Spec, g segment, lower netlink.Link) error {
 		if err != nil || port == nil {
 			return err
 		}
-		if err := netlink.LinkSetDown(port); err != nil && !rtnl.IsGone(err) {
-			return fmt.Errorf("set link %s down: %w", port.Attrs().Name, err)
-		}
-		return nil
+		return rtnl.SetDown(port)
 	case spec.Mode == SRIOV:
 		return d.functions.Close(wishOf(spec, g))
 	}
@@ -146,7 +143,6 @@ func (l *lowerGuard) close() error {
 	})
 }
 
-// open undoes close.
 func (l *lowerGuard) open() error {
 	return l.changeClosed(func(tx *nftables.Transaction, set string, addr []byte, closed bool) {
 		if closed {
@@ -209,7 +205,6 @@ func (d *Driver) forgetClosed(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-// isClosed reports whether any address of the container is closed.
 func (l *lowerGuard) isClosed() (bool, error) {
 	var all []bool
 	err := l.eachClosed(func(_ string, _ api.Address, closed bool) { all = append(all, closed) })

@@ -131,7 +131,7 @@ func nodeTakesPart(spec Spec, link netlink.Link) (bool, error) {
 		return true, nil
 	}
 	filter := &netlink.Route{LinkIndex: link.Attrs().Index, Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil {
 			return false, fmt.Errorf("list routes through link %s: %w", link.Attrs().Name, err)

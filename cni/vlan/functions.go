@@ -11,7 +11,6 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 )
 
-// wishOf describes the virtual function of a segment in mode sriov.
 func wishOf(spec Spec, g segment) sriov.Wish {
 	return sriov.Wish{
 		Owner: NodeLink(spec.ContainerID, spec.IfName), IfName: g.ifName, NetNS: spec.NetNS,

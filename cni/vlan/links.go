@@ -61,9 +61,9 @@ func (d *Driver) Remove(name string) error {
 func (d *Driver) RemoveLoose() error {
 	d.setups.Lock()
 	defer d.setups.Unlock()
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	exists := map[int]bool{}
 	var nodes []string

@@ -127,7 +127,6 @@ func namedBridge(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// vlanLink returns the VLAN link on the uplink.
 func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	have, err := rtnl.VLANLink(uplink, vlan)
 	if err != nil || have != nil || !create {
@@ -153,7 +152,6 @@ func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool)
 	return made, rtnl.SetUp(made)
 }
 
-// bridgeOf returns the bridge of the VLAN link.
 func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	if master := lower.Attrs().MasterIndex; master != 0 {
 		link, err := netlink.LinkByIndex(master)
@@ -171,9 +169,9 @@ func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (ne
 	if !create {
 		return nil, nil
 	}
-	addrs, err := netlinksafe.AddrList(lower, unix.AF_INET)
+	addrs, err := rtnl.Addresses(lower, unix.AF_INET)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses of link %s: %w", lower.Attrs().Name, err)
+		return nil, err
 	}
 	if len(addrs) > 0 {
 		return nil, fmt.Errorf("%w: link %s has the node's address %s, and would lose it as a port of a bridge; move the address to a bridge with that link, or use another mode",
@@ -215,9 +213,9 @@ func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (ne
 func (d *Driver) sweep() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	used := map[string]bool{}
 	for name := range d.claimed {

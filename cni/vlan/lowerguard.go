@@ -12,12 +12,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // lowerGuard filters, on the node, the frames of macvlan and ipvlan links to the wire. Containers
@@ -44,7 +44,6 @@ func lowerGuardOf(spec Spec, g segment, lower netlink.Link) *lowerGuard {
 // Ends of the names of a lower link's chain and map.
 const lowerSuffix, macsSuffix = "-lower", "-macs"
 
-// lowerSets are the sets of a lower link.
 type lowerSets struct {
 	// macs has the chain of each container by its MAC address.
 	macs *nftables.Set
@@ -116,9 +115,9 @@ func (l *lowerGuard) chains() (all []*nftables.Chain) {
 
 // gateways lists the gateways of the container's pools, except the node's own addresses.
 func (l *lowerGuard) gateways() ([]netip.Addr, error) {
-	own, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	own, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	var all []netip.Addr
 	for _, a := range l.addrs {
@@ -135,7 +134,6 @@ func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	return all, nil
 }
 
-// set makes the guard, in one transaction.
 func (l *lowerGuard) set() error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
@@ -207,7 +205,6 @@ func (l *lowerGuard) check() error {
 	return nil
 }
 
-// setKeys lists the keys of a set, none if it does not exist.
 func setKeys(set *nftables.Set) (map[string]bool, error) { return guardTable().Keys(set.Name) }
 
 // sweepLowers removes the guards of containers whose node link no longer exists, and of lower
@@ -215,9 +212,9 @@ func setKeys(set *nftables.Set) (map[string]bool, error) { return guardTable().K
 func sweepLowers() error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	nodes, used := map[string]bool{}, map[string]bool{}
 	for _, l := range links {
@@ -279,7 +276,6 @@ func forgetMAC(chains []*nftables.Chain, nodes map[string]bool, mac net.Hardware
 	return nil
 }
 
-// deleteLower removes the chain and the sets of a lower link.
 func deleteLower(lower string, have *nftables.Contents) error {
 	var tx nftables.Transaction
 	for _, c := range have.Chains {

@@ -40,7 +40,6 @@ func NodeLink(containerID, ifName string) string {
 	return rtnl.NameOf(nodeLinkPrefix, containerID, ifName)
 }
 
-// portOf returns the name of the node's end of a segment in mode bridge.
 func portOf(containerID, ifName string) string { return rtnl.NameOf(portPrefix, containerID, ifName) }
 
 // newName returns the name of a segment's interface until it is in the container: the kernel makes

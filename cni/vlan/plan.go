@@ -38,7 +38,6 @@ const (
 	loopback = "lo"
 )
 
-// routePlan describes routes and rules of a namespace.
 type routePlan struct{ wire.Plan }
 
 // planPod computes the routes of a container: through the gateway of its pools or, if the node
@@ -49,7 +48,7 @@ type routePlan struct{ wire.Plan }
 // For each family the default route goes through the gateway of the first address with a gateway.
 // An address with another gateway, or of another segment, has a table with its own way out, which
 // its packets take unless they are for the node.
-func planPod(spec Spec, segments []segment, links []int, inside int, backs []back) routePlan {
+func planPod(spec Spec, segments []segment, links []int, inside int, end wire.NodeEnd) routePlan {
 	var plan routePlan
 	for _, is4 := range []bool{true, false} {
 		position := 0
@@ -69,14 +68,14 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 		}
 	}
 	several := len(plan.Rules) > 0
-	for _, b := range backs {
+	for _, b := range end {
 		for _, p := range spec.Services {
-			if p.Addr().Is4() == b.node.Is4() && !spec.routed() {
+			if p.Addr().Is4() == b.Addr.Is4() && !spec.routed() {
 				plan.Routes = append(plan.Routes, viaNode(b, inside, p))
 			}
 		}
 		if several {
-			rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
+			rule := rtnl.NewRule(rtnl.FamilyOf(b.Addr), priorityNode, unix.RT_TABLE_MAIN)
 			rule.SuppressIfgroup = 0
 			plan.Rules = append(plan.Rules, rule)
 		}
@@ -84,10 +83,9 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 	return plan
 }
 
-// viaNode returns a route to a prefix through the node, by the node link.
-func viaNode(b back, inside int, to netip.Prefix) netlink.Route {
-	r := toLink(b.source, inside, to, unix.RT_TABLE_MAIN)
-	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
+func viaNode(b wire.EndAddress, inside int, to netip.Prefix) netlink.Route {
+	r := toLink(b.Source, inside, to, unix.RT_TABLE_MAIN)
+	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.Addr.AsSlice()
 	return r
 }
 
@@ -122,7 +120,6 @@ func (p *routePlan) addGateway(first *hop, here hop, table int) *hop {
 	return first
 }
 
-// add gives the packets from an address a table.
 func (p *routePlan) add(a api.Address, table int, routes ...netlink.Route) {
 	p.Routes = append(p.Routes, routes...)
 	p.Rules = append(p.Rules, fromRule(a.Address, table))
@@ -170,14 +167,12 @@ func tableOf(node, position int) int {
 	return tableBase + (node*wire.MaxAddresses+position)&^tableMask
 }
 
-// viaGateway returns a default route through the pool's gateway.
 func viaGateway(a api.Address, link, table int) netlink.Route {
 	r := toLink(a.Address, link, rtnl.AnyPrefix(a.Address), table)
 	r.Gw, r.Flags, r.Scope = a.Gateway.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 	return r
 }
 
-// toLink returns a route to a network on the link, from the address.
 func toLink(from netip.Addr, link int, to netip.Prefix, table int) netlink.Route {
 	family := rtnl.FamilyOf(to.Addr())
 	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(to), Src: from.AsSlice(), Table: table, Family: family, Scope: rtnl.LinkScope(family)}
@@ -199,9 +194,9 @@ func planNode(spec Spec, a api.Address, node netlink.Link, own netip.Addr) wire.
 
 // planBack computes the container's routes to the addresses of its node, in the order in which they
 // need each other.
-func planBack(b back, link int) []netlink.Route {
-	all := []netlink.Route{toLink(b.source, link, rtnl.SinglePrefix(b.node), unix.RT_TABLE_MAIN)}
-	for _, a := range b.others {
+func planBack(b wire.EndAddress, link int) []netlink.Route {
+	all := []netlink.Route{toLink(b.Source, link, rtnl.SinglePrefix(b.Addr), unix.RT_TABLE_MAIN)}
+	for _, a := range b.Others {
 		all = append(all, viaNode(b, link, rtnl.SinglePrefix(a)))
 	}
 	for i := range all {
@@ -210,7 +205,6 @@ func planBack(b back, link int) []netlink.Route {
 	return all
 }
 
-// planAddresses computes the addresses of a segment's interface.
 func planAddresses(spec Spec, g segment) (plan wire.Plan) {
 	for _, a := range g.addrs {
 		plan.Addrs = append(plan.Addrs, planAddress(spec, a))

@@ -27,42 +27,42 @@ type podEnd struct {
 	// plan has the end's addresses and neighbours.
 	plan   wire.Plan
 	routes []netlink.Route
-	backs  []back
+	end    wire.NodeEnd
 }
 
 // loose is a value of rp_filter: it accepts a source with a route by any link.
 const loose = 2
 
 // podEnd returns nil if the container's end must have no pieces.
-func (d *Driver) podEnd(node netlink.Link, backs []back) (*podEnd, error) {
+func (d *Driver) podEnd(node netlink.Link, end wire.NodeEnd) (*podEnd, error) {
 	link, err := rtnl.LinkOrNil(node.Attrs().Name)
 	if err != nil || link == nil {
 		return nil, err
 	}
-	have, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	have, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	e := &podEnd{d: d, link: link}
-	for _, b := range backs {
-		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(b.source.AsSlice()) }) {
+	for _, b := range end {
+		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(b.Source.AsSlice()) }) {
 			continue
 		}
-		e.backs = append(e.backs, b)
-		e.plan.Addrs = append(e.plan.Addrs, wire.EndAddress(b.source))
-		e.plan.Neighs = append(e.plan.Neighs, rtnl.Neigh(link.Attrs().Index, b.node, node.Attrs().HardwareAddr))
+		e.end = append(e.end, b)
+		e.plan.Addrs = append(e.plan.Addrs, wire.RepeatedAddress(b.Source))
+		e.plan.Neighs = append(e.plan.Neighs, rtnl.Neigh(link.Attrs().Index, b.Addr, node.Attrs().HardwareAddr))
 		e.routes = append(e.routes, planBack(b, link.Attrs().Index)...)
 	}
-	if len(backs) > 0 && len(e.backs) == 0 {
+	if len(end) > 0 && len(e.end) == 0 {
 		return nil, nil
 	}
 	return e, nil
 }
 
 // inPodEnd calls do for the container's end, in its namespace, if the end must have any pieces.
-func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*podEnd) error) error {
+func (d *Driver) inPodEnd(spec Spec, node netlink.Link, end wire.NodeEnd, do func(*podEnd) error) error {
 	return insideOf(spec, func() error {
-		e, err := d.podEnd(node, backs)
+		e, err := d.podEnd(node, end)
 		if err != nil || e == nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*p
 // that the node gets later.
 func (e *podEnd) set() error {
 	name := e.link.Attrs().Name
-	if slices.ContainsFunc(e.backs, func(b back) bool { return b.source.Is6() }) {
+	if slices.ContainsFunc(e.end, func(b wire.EndAddress) bool { return b.Source.Is6() }) {
 		if err := e.d.wirer.SetSysctl("net/ipv6/conf/"+name+"/disable_ipv6", "0"); err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (e *podEnd) set() error {
 // are the corrected routes to Services whose gateway is such an address.
 func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
 	var have []netlink.Route
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		filter := &netlink.Route{LinkIndex: e.link.Attrs().Index, Table: unix.RT_TABLE_MAIN}
 		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		if err != nil {
@@ -135,7 +135,7 @@ func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
 		case r.Protocol == rtnl.Protocol:
 			stale = append(stale, r)
 		case gateway.IsValid():
-			if node := nodeOf(e.backs, gateway); node.IsValid() && node != gateway {
+			if node := e.end.Of(gateway); node.IsValid() && node != gateway {
 				r.Gw = node.AsSlice()
 				moved = append(moved, r)
 			}

@@ -187,8 +187,8 @@ func TestPolicies(t *testing.T) {
 		p.apply()
 		expect("stranger", stranger.Host, friend, 80, false)
 
-		p.index.DeleteNetworkPolicy("default", "in")
-		p.index.DeleteNetworkPolicy("default", "out")
+		p.index.DeletePolicy(types.NamespacedName{Namespace: "default", Name: "in"})
+		p.index.DeletePolicy(types.NamespacedName{Namespace: "default", Name: "out"})
 		p.apply()
 		all(true)
 		expect("stranger", stranger.Host, friend, 80, true)

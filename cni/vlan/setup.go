@@ -50,11 +50,11 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 		return nil, err
 	}
 	fault.Point("vlan/node-link")
-	backs, err := backsOf(spec)
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return nil, err
 	}
-	if err := d.setupNode(spec, segments, node, lowers, backs); err != nil {
+	if err := d.setupNode(spec, segments, node, lowers, end); err != nil {
 		return nil, err
 	}
 	fault.Point("vlan/node")
@@ -67,7 +67,7 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 		made = append(made, link)
 		fault.Point("vlan/segment")
 	}
-	if err := d.setupRoutes(spec, netns, segments, made, node, backs); err != nil {
+	if err := d.setupRoutes(spec, netns, segments, made, node, end); err != nil {
 		return nil, fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
 	}
 	fault.Point("vlan/routes")
@@ -133,14 +133,13 @@ func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Lin
 	return node, setAlias(node, alias)
 }
 
-// nodeLinkMAC returns the MAC address of the container's end of its node link.
 func nodeLinkMAC(spec Spec) net.HardwareAddr {
 	return rtnl.MACOf(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
 
 // setupNode makes the node's address on the node link, its routes to the container and, if the node
 // routes for the container, its routes from it.
-func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, backs []back) error {
+func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, end wire.NodeEnd) error {
 	// The link's packets are filtered before it is up.
 	if err := netfilter.Allow(d.sources, sourcesOf(spec, segments, lowers)...); err != nil {
 		return err
@@ -148,7 +147,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 	if err := rtnl.SetUp(node); err != nil {
 		return err
 	}
-	stale, err := ends(backs).Add(node)
+	stale, err := end.Add(node)
 	if err != nil {
 		return err
 	}
@@ -157,7 +156,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 			if err := wire.NotOnNode(a); err != nil {
 				return err
 			}
-			plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+			plan := planNode(spec, a, node, end.Of(a.Address))
 			if err := plan.Apply(node); err != nil {
 				return err
 			}
@@ -389,7 +388,6 @@ func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netl
 	return port, setMaster(port, bridge)
 }
 
-// setMaster makes a link a port of the bridge.
 func setMaster(port, bridge netlink.Link) error {
 	if port.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
@@ -400,20 +398,19 @@ func setMaster(port, bridge netlink.Link) error {
 	return nil
 }
 
-// setupRoutes makes the container's routes and rules.
-func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link, backs []back) error {
+func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link, end wire.NodeEnd) error {
 	return netns.Do(func(ns.NetNS) error {
-		end, err := d.podEnd(node, backs)
-		if err == nil && end == nil {
+		inside, err := d.podEnd(node, end)
+		if err == nil && inside == nil {
 			err = fmt.Errorf("link %s is missing, or the container lacks its addresses", node.Attrs().Name)
 		}
 		if err != nil {
 			return err
 		}
-		if err := end.set(); err != nil {
+		if err := inside.set(); err != nil {
 			return err
 		}
-		plan := planPod(spec, segments, indexes(made), end.link.Attrs().Index, backs)
+		plan := planPod(spec, segments, indexes(made), inside.link.Attrs().Index, end)
 		return plan.Apply(nil)
 	})
 }

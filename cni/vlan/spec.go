@@ -31,14 +31,12 @@ const (
 // IPvlanMode is the mode of ipvlan links.
 type IPvlanMode string
 
-// The modes of ipvlan links, as the kernel names them.
 const (
 	L2  IPvlanMode = "l2"
 	L3  IPvlanMode = "l3"
 	L3S IPvlanMode = "l3s"
 )
 
-// Config is the network's configuration.
 type Config struct {
 	// Mode must be given.
 	Mode Mode `json:"mode"`
@@ -86,7 +84,6 @@ func (c Config) Cards(uplink string) []string {
 	return []string{uplink}
 }
 
-// routed reports whether the node routes for the container.
 func (c Config) routed() bool { return c.Mode == IPvlan && (c.IPvlanMode == L3 || c.IPvlanMode == L3S) }
 
 // takesPart reports whether the node sends and receives packets on the link below, for the

@@ -35,9 +35,7 @@ func (d *Driver) Withdraw(spec Spec) error {
 	fault.Point("vlan/interfaces-deleted")
 	errs = append(errs, d.withdrawNode(spec, node))
 	if node != nil {
-		if err := netlink.LinkSetDown(node); err != nil && !rtnl.IsGone(err) {
-			errs = append(errs, fmt.Errorf("set link %s down: %w", node.Attrs().Name, err))
-		}
+		errs = append(errs, rtnl.SetDown(node))
 	}
 	return errors.Join(errs...)
 }
@@ -94,9 +92,9 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	}
 	defer netns.Close()
 	err = netns.Do(func(ns.NetNS) error {
-		links, err := netlinksafe.LinkList()
+		links, err := rtnl.Links()
 		if err != nil {
-			return fmt.Errorf("list links: %w", err)
+			return err
 		}
 		var errs []error
 		for _, l := range interfacesOf(links, uses, lowers) {
@@ -141,7 +139,6 @@ func usesOfNode(spec Spec, node netlink.Link) []use {
 	return uses
 }
 
-// portsOf returns the names of the container's ports in mode bridge.
 func portsOf(spec Spec, node netlink.Link) []string {
 	var names []string
 	if spec.Mode == Bridge {
@@ -168,7 +165,6 @@ func isPortOf(link netlink.Link, node string) bool {
 	return strings.HasPrefix(link.Attrs().Name, portPrefix) && link.Attrs().Alias == aliasPrefix+"port of "+node
 }
 
-// interfacesOf selects the links of a container that uses name.
 func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []netlink.Link {
 	var all []netlink.Link
 	for _, u := range uses {
@@ -267,7 +263,7 @@ func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
 // deleteTables removes the rules and routes of our tables that match selects.
 func deleteTables(match func(table int) bool) error {
 	var errs []error
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		rules, err := ownRules(family)
 		if err != nil {
 			return err

@@ -24,7 +24,6 @@ const (
 	Legacy Variant = "legacy"
 )
 
-// Variants are all variants.
 var Variants = []Variant{NFT, Legacy}
 
 // Program returns the path of Debian's program, whose first argument is the command.

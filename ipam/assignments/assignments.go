@@ -94,7 +94,7 @@ func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
 	a := &Assignments{
 		loop: loop, api: parts.API.NodeAssignments, store: store.New(parts.API.FloatingIPs), live: parts.Nodes, annotated: parts.Pods, recorder: parts.Recorder,
 		nodes: nodes.Lister(), pods: pods.Lister(), claims: parts.View.IPClaims.GetIndexer(),
-		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{byAddress: serviceAddresses}),
+		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{byAddress: serviceAddresses, byStandby: standbyAddresses}),
 
 		decisions: decisions{of: map[string]decision{}, on: map[string]map[string]bool{}}, carrierChanged: func(string) {},
 	}
@@ -174,10 +174,12 @@ func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.
 		a.Forget(key)
 		return 0, a.assign(ctx, key.Name, nil, v1alpha1.NodeAssignmentSpec{})
 	}
+	spec := v1alpha1.NodeAssignmentSpec{Claims: a.leaving(key.Name)}
+	spec.Addresses, spec.Standby = a.ofServices(key.Name)
 	wanted := poolsOf(node, a.loop.Pools())
 	if len(recorded) == 0 && len(wanted) == 0 {
 		a.Forget(key)
-		return 0, a.assign(ctx, key.Name, node, v1alpha1.NodeAssignmentSpec{Addresses: a.ofServices(key.Name), Claims: a.leaving(key.Name)})
+		return 0, a.assign(ctx, key.Name, node, spec)
 	}
 	m := a.Of(key, node.UID)
 	left := following(node, wanted, recorded)
@@ -190,7 +192,7 @@ func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.
 	if len(left) > 0 {
 		return preallocation.Gather, nil
 	}
-	spec := v1alpha1.NodeAssignmentSpec{Addresses: append(assigned(node, recorded), a.ofServices(key.Name)...), Egress: egress(node, wanted, recorded), Claims: a.leaving(key.Name)}
+	spec.Addresses, spec.Egress = append(assigned(node, recorded), spec.Addresses...), egress(node, wanted, recorded)
 	if err := a.assign(ctx, key.Name, node, spec); err != nil {
 		return 0, err
 	}

@@ -90,8 +90,9 @@ func (a *Assignments) claimOn(node string, claim *v1alpha1.IPClaim, family v1alp
 	return nil
 }
 
-// mayTake asks the API server whether a node has no ports any more of the claims that it is to lose:
-// pods may have come again, and what was seen be old. It fails with store.ErrChanged if it has.
+// mayTake asks the API server whether a node has no ports any more of the claims that it is to
+// lose: pods may have come again, and what was seen be old. It fails with store.ErrChanged if it
+// has.
 func (a *Assignments) mayTake(ctx context.Context, node string, before, after []v1alpha1.AssignedClaim) error {
 	for _, c := range before {
 		if slices.ContainsFunc(after, func(o v1alpha1.AssignedClaim) bool { return o.Address == c.Address && o.FirstPort == c.FirstPort }) {

@@ -14,40 +14,52 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// decisions are which nodes are to carry the addresses of Services. Safe for concurrent use.
+// decisions are which nodes are to carry the addresses of Services, and which are standby. Safe for
+// concurrent use.
 type decisions struct {
 	mu sync.Mutex
 	of map[string]decision        // by address
-	on map[string]map[string]bool // addresses by node
+	on map[string]map[string]bool // addresses by node; false: it is standby
 }
 
 type decision struct {
 	v1alpha1.AssignedAddress
-	nodes []string
+	nodes   []string
+	standby string
+}
+
+// all returns the nodes of a decision.
+func (d *decision) all() []string {
+	if d.standby == "" {
+		return d.nodes
+	}
+	return append(slices.Clone(d.nodes), d.standby)
 }
 
 // set replaces the decision about an address and returns the nodes for which something changed.
-func (d *decisions) set(address v1alpha1.AssignedAddress, nodes []string) (changed []string) {
+func (d *decisions) set(address v1alpha1.AssignedAddress, nodes []string, standby string) (changed []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	was, known := d.of[address.Address]
 	same := known && equality.Semantic.DeepEqual(was.AssignedAddress, address)
-	for _, node := range was.nodes {
-		if !slices.Contains(nodes, node) {
+	now := decision{address, nodes, standby}
+	for _, node := range was.all() {
+		if !slices.Contains(now.all(), node) {
 			delete(d.on[node], address.Address)
 			changed = append(changed, node)
 		}
 	}
-	for _, node := range nodes {
+	for _, node := range now.all() {
 		if d.on[node] == nil {
 			d.on[node] = map[string]bool{}
 		}
-		if !same || !d.on[node][address.Address] {
+		carries := node != standby
+		if is, has := d.on[node][address.Address]; !same || !has || is != carries || !carries && !slices.Equal(was.nodes, nodes) {
 			changed = append(changed, node)
 		}
-		d.on[node][address.Address] = true
+		d.on[node][address.Address] = carries
 	}
-	d.of[address.Address] = decision{address, nodes}
+	d.of[address.Address] = now
 	return changed
 }
 
@@ -60,14 +72,19 @@ func (d *decisions) forget(address string) {
 	}
 }
 
-// decided returns the addresses of a node, and whether there is a decision about another address.
-func (d *decisions) decided(node string) (addresses []v1alpha1.AssignedAddress, isKnown func(address string) bool) {
+// decided returns the addresses of a node, the ones of which it is standby, and whether there is a
+// decision about another address.
+func (d *decisions) decided(node string) (addresses []v1alpha1.AssignedAddress, standby []v1alpha1.StandbyAddress, isKnown func(address string) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for address := range d.on[node] {
-		addresses = append(addresses, d.of[address].AssignedAddress)
+	for address, carries := range d.on[node] {
+		if of := d.of[address]; carries {
+			addresses = append(addresses, of.AssignedAddress)
+		} else {
+			standby = append(standby, v1alpha1.StandbyAddress{Address: address, Carrier: of.nodes[0], Network: of.Network})
+		}
 	}
-	return addresses, func(address string) bool {
+	return addresses, standby, func(address string) bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		_, known := d.of[address]
@@ -82,10 +99,10 @@ func (a *Assignments) Follow(changed func(address string)) {
 	a.carrierChanged = func(address string) { before(address); changed(address) }
 }
 
-// Carry decides which nodes are to carry an address of a Service, from now on. Their
-// NodeAssignments follow. It does not block.
-func (a *Assignments) Carry(address v1alpha1.AssignedAddress, nodes []string) {
-	for _, node := range a.decisions.set(address, slices.Clone(nodes)) {
+// Carry decides which nodes are to carry an address of a Service, from now on, and which other node
+// is standby of a single one, empty for none. Their NodeAssignments follow. It does not block.
+func (a *Assignments) Carry(address v1alpha1.AssignedAddress, nodes []string, standby string) {
+	for _, node := range a.decisions.set(address, slices.Clone(nodes), standby) {
 		a.loop.Enqueue(keyOf(node))
 	}
 	carriers := a.Carriers(address.Address)
@@ -106,7 +123,13 @@ type Carrier = v1alpha1.Carrier
 func (a *Assignments) Carriers(address string) []Carrier {
 	var carriers []Carrier
 	for _, assignment := range view.Indexed[*v1alpha1.NodeAssignment](a.written.GetIndexer(), byAddress, address) {
-		carriers = append(carriers, assignment.Carrier(address))
+		carrier := assignment.Carrier(address)
+		for _, standby := range view.Indexed[*v1alpha1.NodeAssignment](a.written.GetIndexer(), byStandby, address) {
+			if standby.HearsSilence(address, carrier.Node) {
+				carrier.SilentBy = standby.Name
+			}
+		}
+		carriers = append(carriers, carrier)
 	}
 	slices.SortFunc(carriers, func(x, y Carrier) int { return cmp.Compare(x.Node, y.Node) })
 	return carriers
@@ -129,21 +152,32 @@ func (a *Assignments) assignment(node string) (seen *v1alpha1.NodeAssignment, ex
 	return cmp.Or(seen, &v1alpha1.NodeAssignment{}), seen != nil
 }
 
-// ofServices returns the addresses of Services that a node is to carry, in their order. An address
-// about which nothing is decided yet, since this process leads, stays while a Service has it.
-func (a *Assignments) ofServices(node string) []v1alpha1.AssignedAddress {
-	addresses, isKnown := a.decisions.decided(node)
+// ofServices returns the addresses of Services that a node is to carry, and the ones of which it is
+// standby, in their order. An address about which nothing is decided yet, since this process leads,
+// stays while a Service has it.
+func (a *Assignments) ofServices(node string) (addresses []v1alpha1.AssignedAddress, standby []v1alpha1.StandbyAddress) {
+	addresses, standby, isKnown := a.decisions.decided(node)
+	stays := func(address string) bool {
+		if isKnown(address) {
+			return false
+		}
+		ip := a.loop.FloatingIP(address)
+		return ip != nil && ip.Spec.Carrier() != nil
+	}
 	seen, _ := a.assignment(node)
 	for _, assigned := range seen.Spec.Addresses {
-		if !assigned.IsCarried() || isKnown(assigned.Address) {
-			continue
-		}
-		if ip := a.loop.FloatingIP(assigned.Address); ip != nil && ip.Spec.Carrier() != nil {
+		if assigned.IsCarried() && stays(assigned.Address) {
 			addresses = append(addresses, assigned)
 		}
 	}
+	for _, s := range seen.Spec.Standby {
+		if stays(s.Address) {
+			standby = append(standby, s)
+		}
+	}
 	slices.SortFunc(addresses, func(x, y v1alpha1.AssignedAddress) int { return cmp.Compare(x.Address, y.Address) })
-	return addresses
+	slices.SortFunc(standby, func(x, y v1alpha1.StandbyAddress) int { return cmp.Compare(x.Address, y.Address) })
+	return addresses, standby
 }
 
 // byAddress is the index of NodeAssignments by the addresses of Services that their nodes carry or
@@ -166,6 +200,16 @@ func serviceAddresses(object any) ([]string, error) {
 	return slices.Sorted(maps.Keys(all)), nil
 }
 
+// byStandby is the index of NodeAssignments by the addresses of which their nodes are standby.
+const byStandby = "standby"
+
+func standbyAddresses(object any) (addresses []string, err error) {
+	for _, s := range object.(*v1alpha1.NodeAssignment).Spec.Standby {
+		addresses = append(addresses, s.Address)
+	}
+	return addresses, nil
+}
+
 // changedCarriers returns the addresses of Services about which two states of a NodeAssignment
 // differ. Pure.
 func changedCarriers(before, after *v1alpha1.NodeAssignment) (changed []string) {
@@ -179,6 +223,11 @@ func changedCarriers(before, after *v1alpha1.NodeAssignment) (changed []string) 
 		addresses, _ := serviceAddresses(assignment)
 		for _, address := range addresses {
 			states[i][address], all[address] = assignment.Carrier(address), true
+		}
+		for _, s := range assignment.Spec.Standby {
+			if assignment.HearsSilence(s.Address, s.Carrier) {
+				states[i][s.Address], all[s.Address] = Carrier{Node: s.Carrier, SilentBy: assignment.Name}, true
+			}
 		}
 	}
 	for _, address := range slices.Sorted(maps.Keys(all)) {

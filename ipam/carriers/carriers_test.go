@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/assignments"
 )
 
 const address = "10.0.70.2"
@@ -27,35 +26,35 @@ func heaviest(nodes ...string) []string {
 func TestChoose(t *testing.T) {
 	order := heaviest("a", "b", "c", "d")
 	first, second, third, fourth := order[0], order[1], order[2], order[3]
-	carries := func(node string) assignments.Carrier {
-		return assignments.Carrier{Node: node, Assigned: true, Carried: true}
+	carries := func(node string) v1alpha1.Carrier {
+		return v1alpha1.Carrier{Node: node, Assigned: true, Carried: true}
 	}
-	assigned := func(node string) assignments.Carrier { return assignments.Carrier{Node: node, Assigned: true} }
-	letsGo := func(node string) assignments.Carrier { return assignments.Carrier{Node: node, Carried: true} }
+	assigned := func(node string) v1alpha1.Carrier { return v1alpha1.Carrier{Node: node, Assigned: true} }
+	letsGo := func(node string) v1alpha1.Carrier { return v1alpha1.Carrier{Node: node, Carried: true} }
 	for name, test := range map[string]struct {
 		most      int
 		drop      bool // no keep
 		qualified []string
-		now       []assignments.Carrier
+		now       []v1alpha1.Carrier
 		lost      string
 		want      []string
 	}{
 		"nobody yet":                      {most: 1, qualified: order, want: []string{first}},
 		"nobody qualifies":                {most: 1},
-		"stays, though another is first":  {most: 1, qualified: order, now: []assignments.Carrier{carries(third)}, want: []string{third}},
-		"waits for the confirmation":      {most: 1, qualified: order, now: []assignments.Carrier{assigned(third)}, want: []string{third}},
-		"leaves after the next confirms":  {most: 1, qualified: []string{second, third}, now: []assignments.Carrier{carries(first), assigned(second)}, want: []string{first, second}},
-		"has left":                        {most: 1, qualified: []string{second, third}, now: []assignments.Carrier{carries(first), carries(second)}, want: []string{second}},
-		"comes back while the next waits": {most: 1, qualified: order, now: []assignments.Carrier{carries(second), assigned(first)}, want: []string{second}},
-		"is lost":                         {most: 1, qualified: []string{second, third}, now: []assignments.Carrier{carries(first)}, lost: first, want: []string{second}},
-		"nobody else, and it lives":       {most: 1, now: []assignments.Carrier{carries(first)}, want: []string{first}},
-		"nobody else, and it is lost":     {most: 1, now: []assignments.Carrier{carries(first)}, lost: first},
-		"nobody else, and nothing kept":   {most: 1, drop: true, now: []assignments.Carrier{carries(first)}},
-		"is being released":               {most: 1, qualified: order, now: []assignments.Carrier{letsGo(fourth)}, want: []string{first}},
+		"stays, though another is first":  {most: 1, qualified: order, now: []v1alpha1.Carrier{carries(third)}, want: []string{third}},
+		"waits for the confirmation":      {most: 1, qualified: order, now: []v1alpha1.Carrier{assigned(third)}, want: []string{third}},
+		"leaves after the next confirms":  {most: 1, qualified: []string{second, third}, now: []v1alpha1.Carrier{carries(first), assigned(second)}, want: []string{first, second}},
+		"has left":                        {most: 1, qualified: []string{second, third}, now: []v1alpha1.Carrier{carries(first), carries(second)}, want: []string{second}},
+		"comes back while the next waits": {most: 1, qualified: order, now: []v1alpha1.Carrier{carries(second), assigned(first)}, want: []string{second}},
+		"is lost":                         {most: 1, qualified: []string{second, third}, now: []v1alpha1.Carrier{carries(first)}, lost: first, want: []string{second}},
+		"nobody else, and it lives":       {most: 1, now: []v1alpha1.Carrier{carries(first)}, want: []string{first}},
+		"nobody else, and it is lost":     {most: 1, now: []v1alpha1.Carrier{carries(first)}, lost: first},
+		"nobody else, and nothing kept":   {most: 1, drop: true, now: []v1alpha1.Carrier{carries(first)}},
+		"is being released":               {most: 1, qualified: order, now: []v1alpha1.Carrier{letsGo(fourth)}, want: []string{first}},
 		"several":                         {most: 3, qualified: order, want: []string{first, second, third}},
-		"several, of which some stay":     {most: 2, qualified: order, now: []assignments.Carrier{carries(fourth)}, want: []string{first, fourth}},
-		"several, and one leaves":         {most: 2, qualified: []string{first, second, third}, now: []assignments.Carrier{carries(fourth), carries(first)}, want: []string{first, second, fourth}},
-		"more than wanted":                {most: 1, qualified: order, now: []assignments.Carrier{carries(fourth), carries(third)}, want: []string{third}},
+		"several, of which some stay":     {most: 2, qualified: order, now: []v1alpha1.Carrier{carries(fourth)}, want: []string{first, fourth}},
+		"several, and one leaves":         {most: 2, qualified: []string{first, second, third}, now: []v1alpha1.Carrier{carries(fourth), carries(first)}, want: []string{first, second, fourth}},
+		"more than wanted":                {most: 1, qualified: order, now: []v1alpha1.Carrier{carries(fourth), carries(third)}, want: []string{third}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := Choose(address, test.most, !test.drop, test.qualified, test.now, func(node string) bool { return node != test.lost })
@@ -64,6 +63,30 @@ func TestChoose(t *testing.T) {
 				t.Errorf("nodes (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The next by rank is standby of a single node that carries the address.
+func TestStandby(t *testing.T) {
+	order := heaviest("a", "b", "c")
+	carried := v1alpha1.Carrier{Node: order[1], Assigned: true, Carried: true}
+	for name, test := range map[string]struct {
+		most      int
+		qualified []string
+		now       v1alpha1.Carrier
+		want      string
+	}{
+		"beside the second":    {1, order, carried, order[0]},
+		"beside the first":     {1, order, v1alpha1.Carrier{Node: order[0], Assigned: true, Carried: true}, order[1]},
+		"nobody else":          {1, order[1:2], carried, ""},
+		"not yet":              {1, order, v1alpha1.Carrier{Node: order[1], Assigned: true}, ""},
+		"nobody carries it":    {1, order, v1alpha1.Carrier{}, ""},
+		"several carry it":     {2, order, carried, ""},
+		"it is to be replaced": {1, order[2:], carried, ""},
+	} {
+		if p := Choose(address, test.most, true, test.qualified, []v1alpha1.Carrier{test.now}, func(string) bool { return true }); p.Standby != test.want {
+			t.Errorf("%s: %+v, want %s", name, p, test.want)
+		}
 	}
 }
 
@@ -148,7 +171,7 @@ func TestAnsweredBy(t *testing.T) {
 		if test.routed {
 			ip.Spec.Network.Mode = v1alpha1.NetworkRouted
 		}
-		spec, changed := AnsweredBy(ip, Plan{Targets: test.targets}, []assignments.Carrier{{Node: test.node, Assigned: test.carried, Carried: true}, {Node: "other", Assigned: true, Carried: true}}, func(name string) *v1.Node { return nodes[name] })
+		spec, changed := AnsweredBy(ip, Plan{Targets: test.targets}, []v1alpha1.Carrier{{Node: test.node, Assigned: test.carried, Carried: true}, {Node: "other", Assigned: true, Carried: true}}, func(name string) *v1.Node { return nodes[name] })
 		last := "none"
 		if spec.LastNode != nil {
 			last = spec.LastNode.Name

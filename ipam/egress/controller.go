@@ -34,8 +34,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventEgressIncomplete (Warning on IPClaim): pods of some nodes cannot leave by the claim, or no
-// node answers for one of its addresses; the note says why. Do: as the note says, see
+// EventEgressIncomplete (Warning on IPClaim): pods of some nodes cannot leave by the claim, or a
+// node does not answer for one of its addresses; the note says why. Do: as the note says, see
 // docs/how-to/egress.md#one-address-of-a-namespace.
 const EventEgressIncomplete = "EgressIncomplete"
 
@@ -45,7 +45,7 @@ const look = 2 * time.Second
 // Nodes has the methods of assignments.Assignments that this package uses. No method blocks.
 type Nodes interface {
 	Follow(changed func(address string))
-	Carry(address v1alpha1.AssignedAddress, nodes []string)
+	Carry(address v1alpha1.AssignedAddress, nodes []string, standby string)
 	Carriers(address string) []assignments.Carrier
 	Leaving(namespace string) []*v1alpha1.IPClaim
 	Seen(node string) *v1alpha1.NodeAssignment
@@ -382,10 +382,15 @@ func (c *controller) withPods(namespace string) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// via returns the address of a node in a pool, empty where it has none.
 func (c *controller) via(node, pool string) string {
-	for _, ip := range c.loop.Addresses(preallocation.Key{Kind: preallocation.KindNode, Name: node}) {
-		if ip.Spec.Pool == pool && ip.Spec.Node == node {
+	return Via(c.loop.Addresses(preallocation.Key{Kind: preallocation.KindNode, Name: node}), node, pool)
+}
+
+// Via returns the address of a node in a pool by which it sends packets of pods, empty where it has
+// none. ips has the addresses of the node, and may have others.
+func Via(ips []*v1alpha1.FloatingIP, node, pool string) string {
+	for _, ip := range ips {
+		if ip.Spec.Pool == pool && ip.Spec.IsOfNode() && ip.Spec.Node == node {
 			return ip.Spec.Address
 		}
 	}
@@ -421,7 +426,7 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 		if _, err := c.store.Update(ctx, ip, spec); err != nil {
 			return 0, "", fmt.Errorf("have node %q answer for %s: %w", spec.Egress.Node, ip.Name, err)
 		}
-		return preallocation.Gather, problem, nil
+		again = carriers.Sooner(again, preallocation.Gather)
 	}
 	assigned := v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseEgress, Since: ip.Spec.Since, PortsPerNode: ip.Spec.Egress.PortsPerNode}
 	if ip.Spec.Network != nil {
@@ -433,14 +438,14 @@ func (c *controller) carry(ctx context.Context, m *memory, ip *v1alpha1.Floating
 			assigned.Blocks = append(assigned.Blocks, v1alpha1.LedBlock{FirstPort: b.Index * assigned.PortsPerNode, Node: b.Node, Via: via})
 		}
 	}
-	c.assigned.Carry(assigned, p.Nodes)
+	c.assigned.Carry(assigned, p.Nodes, p.Standby)
 	return again, problem, nil
 }
 
 // giveUp takes an address from the claim, of which no node has ports any more: first from its
 // carriers, then from the record.
 func (c *controller) giveUp(ctx context.Context, m *memory, ip *v1alpha1.FloatingIP) (again time.Duration, err error) {
-	c.assigned.Carry(v1alpha1.AssignedAddress{Address: ip.Spec.Address, Use: v1alpha1.UseEgress}, nil)
+	c.assigned.Carry(v1alpha1.AssignedAddress{Address: ip.Spec.Address, Use: v1alpha1.UseEgress}, nil, "")
 	delete(m.has, ip.Spec.Address)
 	last, waits := carriers.Last(c.assigned.Carriers(ip.Spec.Address), c.nodeOf)
 	if waits {

@@ -23,6 +23,16 @@ func FormatNames(addrs []netip.Addr) string {
 	return strings.Join(names, ",")
 }
 
+// AddressesOf returns the addresses that a pod runs with, as its kubelet says.
+func AddressesOf(pod *v1.Pod) (addrs []netip.Addr) {
+	for _, ip := range pod.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
 // ParseNames is the inverse of [FormatNames]. It returns the names of the FloatingIPs in
 // order, each once, at most [v1alpha1.MaxAddresses]. It ignores spaces and empty names.
 // With an error it also returns the names that it could read. The error is for the author

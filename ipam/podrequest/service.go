@@ -24,8 +24,8 @@ var ofServices = append(slices.DeleteFunc(slices.Clone(asking), func(name string
 }), v1alpha1.AnnotationShare)
 
 // OfService reads the request of a Service of type LoadBalancer: the annotations of pods, with one
-// part for each of spec.ipFamilies, in their order. It is pure. The error is for the Service's
-// author.
+// part for each of spec.ipFamilies, in their order, and one for each further list of addresses. It
+// is pure. The error is for the Service's author.
 func OfService(service *v1.Service) (Request, error) {
 	request := Request{Namespace: service.Namespace, Name: service.Name, UID: string(service.UID), Policy: v1alpha1.ReleasePodDeleted}
 	for _, name := range ofPodsOnly {
@@ -53,7 +53,7 @@ func OfService(service *v1.Service) (Request, error) {
 	return request, readAddressesOf(&request, service)
 }
 
-// readAddressesOf reads the lists of addresses of a Service, one list for each family.
+// readAddressesOf reads the lists of addresses of a Service, one list for each address.
 func readAddressesOf(request *Request, service *v1.Service) error {
 	text, listed := service.Annotations[v1alpha1.AnnotationAddresses]
 	source := "annotation " + v1alpha1.AnnotationAddresses
@@ -86,10 +86,14 @@ func readAddressesOf(request *Request, service *v1.Service) error {
 		if at < 0 {
 			return fmt.Errorf("%s has %s addresses, but spec.ipFamilies has no %[2]s: add it, or remove the addresses", source, family)
 		}
-		if !request.Parts[at].Ranges.IsEmpty() {
-			return fmt.Errorf("%s has several lists of %s addresses; a Service has one address of a family: join them with commas", source, family)
+		if request.Parts[at].Ranges.IsEmpty() {
+			request.Parts[at].Ranges = list
+			continue
 		}
-		request.Parts[at].Ranges = list
+		request.Parts = append(request.Parts, Part{Family: family, Ranges: list})
+	}
+	if len(request.Parts) > v1alpha1.MaxAddresses {
+		return fmt.Errorf("%s asks for %d addresses; a Service can have %d", source, len(request.Parts), v1alpha1.MaxAddresses)
 	}
 	return nil
 }

@@ -164,17 +164,31 @@ func StandingOf(service *v1.Service, namespace *v1.Namespace, all []*v1.Service,
 	return s, nil
 }
 
-// suiting parts the addresses that a group has into one of each family that suits its request, and
-// the others.
+// suiting parts the addresses that a group has into one for each part of its request, in their
+// order, and the others. Pure.
 func suiting(held []*v1alpha1.FloatingIP, request *ipam.Request) (has, others []*v1alpha1.FloatingIP) {
+	of := make([]*v1alpha1.FloatingIP, len(request.Parts))
+	// place gives an address a part, and moves others if necessary.
+	var place func(ip *v1alpha1.FloatingIP, tried []bool) bool
+	place = func(ip *v1alpha1.FloatingIP, tried []bool) bool {
+		for i := range request.Parts {
+			if tried[i] || !request.Parts[i].Fits(ip.Addr()) {
+				continue
+			}
+			tried[i] = true
+			if of[i] == nil || place(of[i], tried) {
+				of[i] = ip
+				return true
+			}
+		}
+		return false
+	}
 	for _, ip := range held {
-		if suits(ip, request) && !slices.ContainsFunc(has, func(other *v1alpha1.FloatingIP) bool { return other.Family() == ip.Family() }) {
-			has = append(has, ip)
-		} else {
+		if !suits(ip, request) || !place(ip, make([]bool, len(of))) {
 			others = append(others, ip)
 		}
 	}
-	return has, others
+	return slices.DeleteFunc(of, func(ip *v1alpha1.FloatingIP) bool { return ip == nil }), others
 }
 
 // requestOf returns the request of the Service that leads a group. The error is for its author.
@@ -198,37 +212,31 @@ func requestOf(lead *v1.Service, namespace *v1.Namespace) (ipam.Request, error) 
 	return request, nil
 }
 
-// suits returns whether an address that the group has is one of those that it requests now.
+// suits returns whether an address that the group has is of the claim and pools that it names now.
 func suits(ip *v1alpha1.FloatingIP, request *ipam.Request) bool {
 	if claim := request.Claim; (claim != "") != ip.Spec.Owner.IsClaim() || claim != "" && ip.Spec.Owner.Name != claim {
 		return false
 	}
-	if len(request.Pools) > 0 && !slices.Contains(request.Pools, ip.Spec.Pool) {
-		return false
-	}
-	return slices.ContainsFunc(request.Parts, func(p ipam.Part) bool { return p.Fits(ip.Addr()) })
+	return len(request.Pools) == 0 || slices.Contains(request.Pools, ip.Spec.Pool)
 }
 
 // goalOf returns the addresses that a group lacks, and how many it has. Without RequireDualStack it
 // takes of each family what there is. Pure.
 func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
 	goal, count := preallocation.Goal{Generation: revision(lead)}, preallocation.CountOf(has)
-	var lacking []ipam.Part
-	for _, part := range request.Parts {
-		if count[part.Family] == 0 {
-			lacking = append(lacking, part)
-		}
+	if len(has) == len(request.Parts) {
+		return goal, count
 	}
-	switch {
-	case len(lacking) == 0:
-	case prefersBoth(lead):
-		for _, part := range lacking {
-			want := preallocation.Want{Request: *request, Size: 1}
-			want.Request.Parts = []ipam.Part{part}
+	if !prefersBoth(lead) {
+		goal.Wants = append(goal.Wants, preallocation.Want{Request: *request, Size: 1})
+		return goal, count
+	}
+	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
+		want := preallocation.Want{Request: *request, Size: 1}
+		want.Request.Parts = slices.DeleteFunc(slices.Clone(request.Parts), func(p ipam.Part) bool { return p.Family != family })
+		if count[family] < len(want.Request.Parts) {
 			goal.Wants = append(goal.Wants, want)
 		}
-	default:
-		goal.Wants = append(goal.Wants, preallocation.Want{Request: *request, Size: 1})
 	}
 	return goal, count
 }

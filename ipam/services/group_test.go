@@ -136,6 +136,30 @@ func TestRequestOf(t *testing.T) {
 	}
 }
 
+// A Service has an address for each of its lists, whatever the order in which a cache has them.
+func TestSuiting(t *testing.T) {
+	request, err := requestOf(service("a", 0, func(s *v1.Service) {
+		s.Annotations[v1alpha1.AnnotationAddresses] = "10.0.70.2-10.0.70.4;10.0.70.3;10.0.70.4"
+	}), &v1.Namespace{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, held := range [][]string{{"10.0.70.3", "10.0.70.4", "10.0.70.2"}, {"10.0.70.4", "10.0.70.2", "10.0.70.3"}, {"10.0.70.9", "10.0.70.4", "10.0.70.3", "10.0.70.2"}} {
+		var ips []*v1alpha1.FloatingIP
+		for _, address := range held {
+			ips = append(ips, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{Address: address, Owner: &v1alpha1.Owner{}}})
+		}
+		has, others := suiting(ips, &request)
+		var names []string
+		for _, ip := range has {
+			names = append(names, ip.Name)
+		}
+		if !slices.Equal(names, []string{"10.0.70.2", "10.0.70.3", "10.0.70.4"}) || len(others) != len(held)-3 {
+			t.Errorf("of %v it has %v, and %d others", held, names, len(others))
+		}
+	}
+}
+
 // A Service with RequireDualStack takes all that it lacks at once, one with PreferDualStack each
 // for itself.
 func TestGoalOf(t *testing.T) {

@@ -62,7 +62,7 @@ const (
 // Carriers has the methods of assignments.Assignments that this package uses. No method blocks.
 type Carriers interface {
 	Follow(changed func(address string))
-	Carry(address v1alpha1.AssignedAddress, nodes []string)
+	Carry(address v1alpha1.AssignedAddress, nodes []string, standby string)
 	Carriers(address string) []assignments.Carrier
 	OfServices(node string) []string
 }
@@ -451,7 +451,10 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	} else {
 		c.short.Delete(key)
 	}
-	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && len(shown) < len(lead.Spec.IPFamilies) {
+	hasFamily := func(six bool) bool {
+		return slices.ContainsFunc(shown, func(address string) bool { return strings.Contains(address, ":") == six })
+	}
+	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && !(hasFamily(false) && hasFamily(true)) {
 		shown = nil
 	}
 	for _, service := range with {
@@ -481,7 +484,7 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 	var qualified []string
 	for _, node := range all {
 		byName[node.Name] = node
-		if pool != nil && carriers.CanCarry(node) && (endpoints == nil || endpoints[node.Name]) && pool.Serves(node) {
+		if (endpoints == nil || endpoints[node.Name]) && carriers.MayCarry(node, pool) {
 			qualified = append(qualified, node.Name)
 		}
 	}
@@ -512,7 +515,7 @@ func whyNone(ip *v1alpha1.FloatingIP, lead *v1.Service) string {
 // carry decides which nodes carry an address.
 func (c *controller) carry(m *preallocation.Memory[said], ip *v1alpha1.FloatingIP, nodes []string) {
 	m.State.silences(ip.Spec.Address)
-	c.carriers.Carry(assignedOf(ip), nodes)
+	c.carriers.Carry(assignedOf(ip), nodes, "")
 }
 
 func assignedOf(ip *v1alpha1.FloatingIP) v1alpha1.AssignedAddress {
@@ -530,7 +533,7 @@ func (c *controller) dropDecisions(m *preallocation.Memory[said], held []*v1alph
 			continue
 		}
 		if ip := c.loop.FloatingIP(address); ip == nil || ip.Spec.Service == nil { // else another group has it
-			c.carriers.Carry(v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseService}, nil)
+			c.carriers.Carry(v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseService}, nil, "")
 		}
 		delete(m.State.has, address)
 		delete(m.State.free, address)
@@ -623,7 +626,7 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 		return len(service.Spec.IPFamilies) > 0 && (service.Spec.IPFamilies[0] == v1.IPv6Protocol) == strings.Contains(address, ":")
 	}
 	addresses = slices.Clone(addresses)
-	slices.SortStableFunc(addresses, func(a, b string) int { return sorted.TrueFirst(isFirst(a), isFirst(b)) })
+	slices.SortFunc(addresses, func(a, b string) int { return cmp.Or(sorted.TrueFirst(isFirst(a), isFirst(b)), cmp.Compare(a, b)) })
 	var ingress []v1.LoadBalancerIngress
 	for _, address := range addresses {
 		mode := v1.LoadBalancerIPModeVIP

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Reasons of events. docs/reference/events.md is made of the comments.
@@ -140,15 +141,7 @@ func (f *Finder) say(ctx context.Context, pod *v1.Pod, own []netip.Addr) {
 		has = append(has, ip.IP)
 	}
 	note := fmt.Sprintf("The pod runs with %s on node %s instead of its own %s, for which no node answers: another CNI plugin made the pod's network. Delete the pod, so that it gets its address on a node with a ready agent",
-		strings.Join(has, ", "), pod.Spec.NodeName, join(own))
+		strings.Join(has, ", "), pod.Spec.NodeName, strings.Join(iprange.Texts(own), ", "))
 	event.Warning(EventWrongAddress, note).Record(f.Events, pod, nil, "Compare")
 	klog.FromContext(ctx).Info("A pod runs with a wrong address", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "has", has, "floatingIPs", own)
-}
-
-func join(addrs []netip.Addr) string {
-	texts := make([]string, len(addrs))
-	for i, addr := range addrs {
-		texts[i] = addr.String()
-	}
-	return strings.Join(texts, ", ")
 }

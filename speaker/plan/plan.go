@@ -33,9 +33,13 @@ type Route struct {
 
 // Peering is all that a session depends on but its password. It is comparable.
 type Peering struct {
+	// PeerASN is 0 where the router may have any.
 	LocalASN, PeerASN uint32
-	Peer              netip.Addr
-	Port              uint16
+	// Interface is the link whose router Peer is, which only the node knows: its link-local address,
+	// with the link as its zone. Empty: Peer is known.
+	Interface string
+	Peer      netip.Addr
+	Port      uint16
 	// Source is where the node's end of the session is; not valid: wherever the router is reached
 	// from.
 	Source netip.Prefix
@@ -84,7 +88,7 @@ type Session struct {
 // router accepts one of a node.
 func Sessions(peers []*v1alpha1.BGPPeer, node map[string]string, routes []Route) []Session {
 	var all []Session
-	with := map[netip.Addr]string{}
+	with := map[string]string{}
 	for _, peer := range slices.SortedFunc(slices.Values(peers), func(a, b *v1alpha1.BGPPeer) int { return cmp.Compare(a.Name, b.Name) }) {
 		selected, err := selects(peer, node)
 		if err == nil && !selected {
@@ -94,12 +98,13 @@ func Sessions(peers []*v1alpha1.BGPPeer, node map[string]string, routes []Route)
 		if err == nil {
 			session, err = compile(&peer.Spec, routes)
 		}
-		if other, taken := with[session.Peer]; err == nil && taken {
-			err = fmt.Errorf("BGPPeer %s has this node's session with %s: delete one of them, or have them select different nodes", other, session.Peer)
+		router := cmp.Or(session.Interface, session.Peer.String())
+		if other, taken := with[router]; err == nil && taken {
+			err = fmt.Errorf("BGPPeer %s has this node's session with %s: delete one of them, or have them select different nodes", other, router)
 		}
 		session.Name, session.Problem = peer.Name, err
 		if err == nil {
-			with[session.Peer] = peer.Name
+			with[router] = peer.Name
 		}
 		all = append(all, session)
 	}
@@ -118,9 +123,12 @@ func selects(peer *v1alpha1.BGPPeer, node map[string]string) (bool, error) {
 }
 
 func compile(spec *v1alpha1.BGPPeerSpec, routes []Route) (Session, error) {
-	addr, err := iprange.ParseAddr(spec.Peer.Address)
-	if err != nil {
-		return Session{}, fmt.Errorf("read spec.peer.address: %w", err)
+	var addr netip.Addr
+	var err error
+	if spec.Peer.Interface == "" {
+		if addr, err = iprange.ParseAddr(spec.Peer.Address); err != nil {
+			return Session{}, fmt.Errorf("read spec.peer.address: %w", err)
+		}
 	}
 	exports, err := compileExports(spec.Export)
 	if err != nil {
@@ -130,9 +138,11 @@ func compile(spec *v1alpha1.BGPPeerSpec, routes []Route) (Session, error) {
 	if err != nil {
 		return Session{}, fmt.Errorf("read spec.localASN: %w", err)
 	}
-	remote, err := asn(spec.Peer.ASN)
-	if err != nil {
-		return Session{}, fmt.Errorf("read spec.peer.asn: %w", err)
+	var remote uint32
+	if spec.Peer.ASN != 0 || spec.Peer.Interface == "" {
+		if remote, err = asn(spec.Peer.ASN); err != nil {
+			return Session{}, fmt.Errorf("read spec.peer.asn: %w", err)
+		}
 	}
 	var source netip.Prefix
 	if spec.Source != "" {
@@ -144,7 +154,7 @@ func compile(spec *v1alpha1.BGPPeerSpec, routes []Route) (Session, error) {
 		}
 	}
 	s := Session{Peering: Peering{
-		LocalASN: local, PeerASN: remote, Peer: addr, Port: uint16(cmp.Or(spec.Peer.Port, 179)), Source: source, Multihop: int(max(spec.Multihop, 1)),
+		LocalASN: local, PeerASN: remote, Interface: spec.Peer.Interface, Peer: addr, Port: uint16(cmp.Or(spec.Peer.Port, 179)), Source: source, Multihop: int(max(spec.Multihop, 1)),
 		HoldTime: durationOr(spec.HoldTime, 9*time.Second), RestartTime: durationOr(spec.GracefulRestart.Time, 15*time.Second),
 	}, Paths: map[netip.Addr]Path{}}
 	if bfd := spec.BFD; bfd != nil {

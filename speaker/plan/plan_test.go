@@ -36,7 +36,11 @@ func text(s Session) string {
 	if s.Problem != nil {
 		return s.Name + ": " + s.Problem.Error()
 	}
-	line := fmt.Sprintf("%s: %d to %d at %s, %d hops, %s, %s:", s.Name, s.LocalASN, s.PeerASN, s.Peer, s.Multihop, s.HoldTime, s.RestartTime)
+	router := s.Interface
+	if router == "" {
+		router = s.Peer.String()
+	}
+	line := fmt.Sprintf("%s: %d to %d at %s, %d hops, %s, %s:", s.Name, s.LocalASN, s.PeerASN, router, s.Multihop, s.HoldTime, s.RestartTime)
 	if s.Port != 179 || s.Source.IsValid() {
 		line += fmt.Sprintf(" port %d, from %s:", s.Port, s.Source)
 	}
@@ -83,6 +87,14 @@ func TestSessions(t *testing.T) {
 			peerOf("a", func(s *v1alpha1.BGPPeerSpec) { s.Peer.Port, s.Source = 1179, "10.255.0.0/24" }),
 			peerOf("b", func(s *v1alpha1.BGPPeerSpec) { s.Source = "2001:db8::/64" }),
 		}, nil, []string{"a: 65200 to 65101 at 10.11.0.1, 1 hops, 9s, 15s: port 1179, from 10.255.0.0/24:", "b: read spec.source: 2001:db8::/64 is of another IP version than spec.peer.address, 10.11.0.1"}},
+		"interfaces": {[]*v1alpha1.BGPPeer{
+			peerOf("a", func(s *v1alpha1.BGPPeerSpec) { s.Peer = v1alpha1.BGPRouter{Interface: "eth0"} }),
+			peerOf("b", func(s *v1alpha1.BGPPeerSpec) { s.Peer = v1alpha1.BGPRouter{Interface: "eth1", ASN: 65101} }),
+			peerOf("c", func(s *v1alpha1.BGPPeerSpec) { s.Peer = v1alpha1.BGPRouter{Interface: "eth0", ASN: 65101} }),
+		}, nil, []string{
+			"a: 65200 to 0 at eth0, 1 hops, 9s, 15s:", "b: 65200 to 65101 at eth1, 1 hops, 9s, 15s:",
+			"c: BGPPeer a has this node's session with eth0: delete one of them, or have them select different nodes",
+		}},
 		"BFD": {[]*v1alpha1.BGPPeer{
 			peerOf("a", func(s *v1alpha1.BGPPeerSpec) { s.BFD = &v1alpha1.BGPBFD{} }),
 			peerOf("b", func(s *v1alpha1.BGPPeerSpec) {

@@ -83,7 +83,7 @@ func (s *Session) unconnected(err string) string {
 		password = "the router must have the password that the Secret has for this BGPPeer"
 	}
 	ttl := ""
-	if s.Multihop == 1 {
+	if s.Multihop == 1 && s.Interface == "" {
 		ttl = ", and the router must use TTL security, as multihop is 1"
 	}
 	return fmt.Sprintf("%s does not answer at port %d: it must be reachable, %s%s", s.Peer, s.Port, password, ttl)

@@ -146,6 +146,9 @@ func (s *Session) peer() *api.Peer {
 		peer.Transport.LocalAddress = s.Source.String()
 	}
 	switch {
+	case s.Interface != "":
+		// Routers forward no packet of a link-local address, and few have TTL security for it.
+		peer.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: 1}
 	case s.Multihop == 1:
 		peer.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: 255}
 	case s.LocalASN != s.PeerASN:
@@ -312,6 +315,8 @@ type Counts struct {
 	Advertised int
 	// Received are those of the router.
 	Received int
+	// ASN is the router's, 0 before the session was established.
+	ASN uint32
 }
 
 // Counts returns what the session and its router have told each other. It blocks for the session's
@@ -319,6 +324,7 @@ type Counts struct {
 func (s *Session) Counts(ctx context.Context) (Counts, error) {
 	var counts Counts
 	err := s.bgp.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(peer *api.Peer) {
+		counts.ASN = peer.GetState().GetPeerAsn()
 		for _, family := range peer.AfiSafis {
 			counts.Advertised += int(family.GetState().GetAdvertised())
 			counts.Received += int(family.GetState().GetReceived())

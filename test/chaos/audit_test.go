@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/test/deploy"
 )
 
 // audit returns what "kubectl berth check" finds. There are no agents here.
 func (w *world) audit() (findings []string) {
 	w.T.Helper()
-	auditor, err := audit.ForConfig(w.Config, audit.Options{Grace: 3 * time.Second})
+	auditor, err := deploy.Auditor(w.Config, audit.Options{Grace: 3 * time.Second})
 	if err != nil {
 		w.T.Fatal(err)
 	}

@@ -197,7 +197,7 @@ const soundWithin = time.Minute
 
 // sound says what "kubectl berth check" finds.
 func (w *world) sound(ctx context.Context) error {
-	auditor, err := audit.ForConfig(w.config, audit.Options{Grace: soundWithin, Agents: true, Namespace: deploy.Namespace})
+	auditor, err := deploy.Auditor(w.config, audit.Options{Grace: soundWithin, Agents: true, Namespace: deploy.Namespace})
 	if err != nil {
 		return err
 	}

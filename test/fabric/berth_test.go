@@ -114,7 +114,9 @@ type speaker struct {
 	// folder has its kubeconfig, passwords and log.
 	folder string
 	args   []string
-	run    *exec.Cmd
+	// capabilities are those of a chart's value.
+	capabilities []uintptr
+	run          *exec.Cmd
 }
 
 const nobody = 65532
@@ -195,7 +197,7 @@ func (s *speaker) start() {
 	defer log.Close()
 	s.run = exec.Command(filepath.Join(s.c.folder, status.Name), s.args...)
 	s.run.Stdout, s.run.Stderr = log, log
-	s.run.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	s.run.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: s.capabilities}
 	s.host.Run(s.run.Start)
 }
 

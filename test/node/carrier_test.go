@@ -255,7 +255,7 @@ func TestCarrierBack(t *testing.T) {
 	flap := func() time.Time {
 		network.cut(n)
 		eventually(t, func() error {
-			if left := n.IP("neigh", "show", "proxy"); left != "" || n.has(given) {
+			if left := n.IP("neigh", "show", "proxy", "dev", "eth0"); left != "" || n.has(given) {
 				return fmt.Errorf("the node still answers, or has its own address: %s", left)
 			}
 			return nil

@@ -36,6 +36,9 @@ func (s *shareOf) record(carrier *node) {
 	}}
 	now, err := api.Get(s.t.Context(), ip.Name, metav1.GetOptions{})
 	if err == nil {
+		if before := now.Spec.Egress.Node; before != carrier.name {
+			ip.Spec.LastNode = &v1alpha1.NodeReference{Name: before}
+		}
 		now.Spec = ip.Spec
 		_, err = api.Update(s.t.Context(), now, metav1.UpdateOptions{})
 	} else {

@@ -42,7 +42,7 @@ func TestCutOff(t *testing.T) {
 	plain.mustAdd(other)
 	client := newAsker(t, network.client, "10.70.0.50", "10.70.25.5")
 	client.await(t, mac(n), time.Time{}, 3)
-	answers := func(n *node) bool { return n.IP("neigh", "show", "proxy") != "" }
+	answers := func(n *node) bool { return n.IP("neigh", "show", "proxy", "dev", "eth0") != "" }
 
 	began := time.Now()
 	network.wire.Block(n.port, true)

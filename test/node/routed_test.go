@@ -98,7 +98,7 @@ func TestRouted(t *testing.T) {
 	if err := n.check(c); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
-	if out := n.IP("neigh", "show", "proxy") + n.IP("-6", "neigh", "show", "proxy"); out != "" {
+	if out := n.IP("neigh", "show", "proxy", "dev", "eth0") + n.IP("-6", "neigh", "show", "proxy", "dev", "eth0"); out != "" {
 		t.Errorf("the node answers for addresses that routers lead to it:\n%s", out)
 	}
 	// Whoever deletes a route: it is back.

@@ -104,11 +104,12 @@ type told struct {
 func (s *told) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	s.policies[p.Namespace+"/"+p.Name] = true
 }
-func (s *told) DeleteNetworkPolicy(namespace, name string)              { delete(s.policies, namespace+"/"+name) }
 func (s *told) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) { s.policies[p.Name] = true }
-func (s *told) DeleteClusterPolicy(name string)                         { delete(s.policies, name) }
-func (s *told) SetNamespace(name string, _ map[string]string)           { s.namespaces[name] = true }
-func (s *told) DeleteNamespace(name string)                             { delete(s.namespaces, name) }
+func (s *told) DeletePolicy(name types.NamespacedName) {
+	delete(s.policies, strings.TrimPrefix(name.String(), "/"))
+}
+func (s *told) SetNamespace(name string, _ map[string]string) { s.namespaces[name] = true }
+func (s *told) DeleteNamespace(name string)                   { delete(s.namespaces, name) }
 func (s *told) SetPod(was, is *policy.Pod) {
 	if was != nil {
 		delete(s.pods, described(was))

@@ -36,7 +36,7 @@ var node = []promise{
 	},
 	{
 		"A Pass of the tier Admin leaves the decision to NetworkPolicies.", "docs/explanation/network-policy.md#what-holds",
-		"agent/policy/compiler.go", "rule = ruleset.Rule{Verdict: ruleset.Return}\n\t}\n\trule.Origin", "rule = ruleset.Rule{Verdict: ruleset.Accept}\n\t}\n\trule.Origin",
+		"agent/policy/chains.go", "rule = ruleset.Rule{Verdict: ruleset.Return}\n\t}\n\trule.Origin", "rule = ruleset.Rule{Verdict: ruleset.Accept}\n\t}\n\trule.Origin",
 		"agent/policy", "TestGolden",
 	},
 	{

@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // locals are the pods of the node.
@@ -191,7 +192,7 @@ func (w *topology) flows() []*conntrack.Flow {
 	w.t.Helper()
 	var all []*conntrack.Flow
 	w.node.Run(func() error {
-		return conntrack.List(conntrack.Both, func(f *conntrack.Flow) bool { all = append(all, f); return true })
+		return conntrack.List(rtnl.Families, func(f *conntrack.Flow) bool { all = append(all, f); return true })
 	})
 	return all
 }

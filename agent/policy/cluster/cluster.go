@@ -30,9 +30,9 @@ import (
 // Wait. Nobody changes the values later.
 type Sink interface {
 	SetNetworkPolicy(p *networkingv1.NetworkPolicy)
-	DeleteNetworkPolicy(namespace, name string)
 	SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy)
-	DeleteClusterPolicy(name string)
+	// DeletePolicy receives the name of a policy; a ClusterNetworkPolicy has no namespace.
+	DeletePolicy(name types.NamespacedName)
 	SetNamespace(name string, labels map[string]string)
 	DeleteNamespace(name string)
 	// SetPod receives a pod that came (was is nil), went (is is nil) or changed; a changed pod has the
@@ -129,7 +129,6 @@ func (c *Cluster) Do(f func()) {
 	f()
 }
 
-// Namespaces implements policy.Cluster.
 func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return c.store.namespaces() }
 
 // Pods implements policy.Cluster. A pod's labels and ports stay valid.
@@ -143,14 +142,12 @@ func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
 // Pod implements policy.Cluster, within Do.
 func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod { return c.store.pod(name) }
 
-// Held has the numbers of objects that a Cluster has in memory.
 type Held struct {
 	NetworkPolicies, ClusterPolicies, Namespaces, Pods, Nodes int
 	// Shapes is how many different labels with ports the pods, namespaces and nodes have.
 	Shapes int
 }
 
-// Held counts.
 func (c *Cluster) Held() Held {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,7 +288,6 @@ func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 	return nil
 }
 
-// following is a group of running feeds.
 type following struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -316,7 +312,6 @@ func (f *following) stop() {
 	f.cancel = nil
 }
 
-// need returns which pods the policies need.
 func (c *Cluster) need() scope {
 	need := nothing
 	for _, e := range c.policies {
@@ -325,7 +320,6 @@ func (c *Cluster) need() scope {
 	return need
 }
 
-// isKnown reports whether all that a policy needs has been read.
 func (c *Cluster) isKnown(need scope) bool {
 	return c.namespacesRead && c.podsRead >= need && (need < allNodes || c.floating.read) && (need < withNodes || c.nodesRead)
 }
@@ -346,7 +340,6 @@ func (c *Cluster) lower(to scope) bool {
 	return true
 }
 
-// drop forgets all namespaces and pods.
 func (c *Cluster) drop() {
 	c.mu.Lock()
 	c.store.ahead = nil
@@ -450,7 +443,6 @@ func policyFeed[P metav1.Object](c *Cluster, kind string, source cache.ListerWat
 		})
 }
 
-// definitionFeed follows whether ClusterNetworkPolicies are installed.
 func (c *Cluster) definitionFeed() *feed {
 	set := func(installed bool) func(metav1.Object, bool) {
 		return func(d metav1.Object, _ bool) {
@@ -472,7 +464,6 @@ func (c *Cluster) definitionFeed() *feed {
 	return f
 }
 
-// install notes whether ClusterNetworkPolicies are installed.
 func (c *Cluster) install(installed bool) {
 	c.later = installed && (c.later || c.definitionsRead && !c.installed)
 	c.installed = installed
@@ -532,12 +523,8 @@ func (c *Cluster) deletePolicy(name types.NamespacedName) {
 	if e.tell != nil {
 		c.waiting--
 	}
-	switch {
-	case !e.told:
-	case name.Namespace == "":
-		c.sink.DeleteClusterPolicy(name.Name)
-	default:
-		c.sink.DeleteNetworkPolicy(name.Namespace, name.Name)
+	if e.told {
+		c.sink.DeletePolicy(name)
 	}
 	c.soon.Send()
 	c.tellNews()
@@ -600,7 +587,6 @@ func (c *Cluster) podFeeds(of scope) []*feed {
 	return feeds
 }
 
-// nodeFeed follows the nodes, as pods.
 func (c *Cluster) nodeFeed() *feed {
 	return newFeed(c, nodes, c.o.Nodes, func() { c.nodes.pass++ },
 		func(n *corev1.Node, _ bool) { c.replacePod(&c.nodes, nodeOf(n)) },
@@ -612,7 +598,6 @@ func (c *Cluster) nodeFeed() *feed {
 		})
 }
 
-// sweepNodes forgets the nodes that were not in the last full list.
 func (c *Cluster) sweepNodes(version string) {
 	c.nodes.sweepPods(policy.NodeNamespace, version, c.tellPod)
 }

@@ -241,15 +241,12 @@ func (m *mirror) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	m.policies[p.Namespace+"/"+p.Name] = p.Generation
 }
 
-func (m *mirror) DeleteNetworkPolicy(namespace, name string) { m.deletePolicy(namespace + "/" + name) }
-
 func (m *mirror) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
 	m.policies[p.Name] = p.Generation
 }
 
-func (m *mirror) DeleteClusterPolicy(name string) { m.deletePolicy(name) }
-
-func (m *mirror) deletePolicy(name string) {
+func (m *mirror) DeletePolicy(of types.NamespacedName) {
+	name := strings.TrimPrefix(of.String(), "/")
 	if _, ok := m.policies[name]; !ok {
 		m.t.Errorf("policy %s is deleted that was not told", name)
 	}

@@ -98,7 +98,6 @@ func (f *feed) ListWithContext(ctx context.Context, _ metav1.ListOptions) (runti
 	}
 }
 
-// all reads all objects, and returns their version.
 func (f *feed) all(ctx context.Context) (version string, err error) {
 	if !f.pages && !watchlist.DoesClientNotSupportWatchListSemantics(f.source) {
 		version, err = f.stream(ctx)
@@ -153,7 +152,6 @@ func (f *feed) stream(ctx context.Context) (version string, err error) {
 
 var errEnded = errors.New("the stream ended too early")
 
-// readPages reads the objects page by page.
 func (f *feed) readPages(ctx context.Context) (version string, err error) {
 	lister := cache.ToListerWithContext(f.source)
 	// There is no version, because with a version the API server returns all objects at once.

@@ -57,7 +57,6 @@ func (f *floating) set(a netip.Addr, next holder) (before holder) {
 	return before
 }
 
-// floatingFeed follows the FloatingIPs.
 func (c *Cluster) floatingFeed() *feed {
 	put := func(holds bool) func(*v1alpha1.FloatingIP, bool) {
 		return func(ip *v1alpha1.FloatingIP, _ bool) {

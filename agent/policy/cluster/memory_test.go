@@ -35,9 +35,8 @@ const (
 type deaf struct{}
 
 func (deaf) SetNetworkPolicy(*networkingv1.NetworkPolicy)          {}
-func (deaf) DeleteNetworkPolicy(string, string)                    {}
 func (deaf) SetClusterPolicy(*policyv1alpha2.ClusterNetworkPolicy) {}
-func (deaf) DeleteClusterPolicy(string)                            {}
+func (deaf) DeletePolicy(types.NamespacedName)                     {}
 func (deaf) SetNamespace(string, map[string]string)                {}
 func (deaf) DeleteNamespace(string)                                {}
 func (deaf) SetPod(*policy.Pod, *policy.Pod)                       {}

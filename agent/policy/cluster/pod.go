@@ -32,7 +32,6 @@ func hasFinished(p *corev1.Pod) bool {
 		!slices.ContainsFunc(p.Status.InitContainerStatuses, runs) && !slices.ContainsFunc(p.Status.EphemeralContainerStatuses, runs)
 }
 
-// namedPorts returns the ports of a pod's containers and sidecars that have a name.
 func namedPorts(p *corev1.Pod) []policy.NamedPort {
 	var ports []policy.NamedPort
 	add := func(c *corev1.Container) {
@@ -67,7 +66,6 @@ func podAddresses(p *corev1.Pod) []netip.Addr {
 	return addresses
 }
 
-// withAddress appends the address in the text, if it is valid and not there yet.
 func withAddress(all []netip.Addr, text string) []netip.Addr {
 	if addr, err := netip.ParseAddr(text); err == nil && !slices.Contains(all, addr.Unmap().WithZone("")) {
 		return append(all, addr.Unmap().WithZone(""))

@@ -69,7 +69,6 @@ func (s *shapes) write(name string, labels map[string]string, ports []policy.Nam
 	}
 }
 
-// indexOf returns the part of a pod's name after the last dash.
 func indexOf(name string) string { return name[strings.LastIndexByte(name, '-')+1:] }
 
 // swap releases a shape, which may be nil, and returns the shape of the written text.
@@ -90,7 +89,6 @@ func (s *shapes) swap(had *shape) *shape {
 	return found
 }
 
-// release gives a shape up.
 func (s *shapes) release(had *shape) {
 	if had == nil {
 		return
@@ -110,7 +108,6 @@ func (s *shape) isOwn() bool {
 	return strings.Contains(s.text, ownName) || strings.Contains(s.text, ownIndex)
 }
 
-// read returns the labels and ports of the pod with this name.
 func (s *shape) read(name string) (labels map[string]string, ports []policy.NamedPort) {
 	text, portText, _ := strings.Cut(s.text, portsFollow)
 	if text != "" {

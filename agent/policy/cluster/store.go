@@ -53,7 +53,6 @@ func (s *store) space(name string) *space {
 	return sp
 }
 
-// tidy forgets a namespace without labels and pods.
 func (s *store) tidy(name string, sp *space) {
 	if sp.shape != nil || len(sp.pods) > 0 {
 		return
@@ -120,7 +119,6 @@ func (s *store) set(pod *policy.Pod) podUpdate {
 	return c
 }
 
-// isSame compares all but shapes.
 func (s *store) isSame(had, now *record, rest odd) bool {
 	before := s.odd[had]
 	return had.uid == now.uid && had.v4 == now.v4 && had.v6 == now.v6 && before.uid == rest.uid && slices.Equal(before.addresses, rest.addresses)
@@ -149,7 +147,6 @@ func (s *store) remove(name string, sp *space) {
 	}
 }
 
-// uid returns the UID of a pod, empty if the pod is not known.
 func (s *store) uid(name types.NamespacedName) types.UID {
 	sp := s.spaces[name.Namespace]
 	if sp == nil || sp.pods[name.Name] == nil {
@@ -165,7 +162,6 @@ func (s *store) uidOf(r *record) types.UID {
 	return types.UID(r.uid.String())
 }
 
-// addresses appends the addresses of a pod.
 func (s *store) addresses(r *record, to []netip.Addr) []netip.Addr {
 	if r.uid == uuid.Nil {
 		return append(to, s.odd[r].addresses...)
@@ -193,7 +189,6 @@ func (s *store) read(name types.NamespacedName, r *record) *policy.Pod {
 	return pod
 }
 
-// namespaces yields the namespaces with known labels.
 func (s *store) namespaces() iter.Seq2[string, map[string]string] {
 	return func(yield func(string, map[string]string) bool) {
 		for name, sp := range s.spaces {
@@ -264,7 +259,6 @@ func (s *store) hasCaughtUp(version string) bool {
 	return err == nil && order <= 0
 }
 
-// readAhead notes that an object was read ahead of the watch.
 func (s *store) readAhead(name types.NamespacedName, version string) {
 	if s.ahead == nil {
 		s.ahead = map[types.NamespacedName]string{}

@@ -12,21 +12,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // EndedMark is the bit of the connection mark by which rules recognize an ended connection.
 // Programs that share the mark do not use this bit: kube-proxy uses the bits 0x4000 and 0x8000 of
 // the packet's mark, Calico 0xffff0000, Cilium 0x0f00.
 const EndedMark = 0x2000
+
+// Namespace is the path of a network namespace; empty is the namespace of the calling process.
+// Methods block for the kernel and may be called in parallel.
+type Namespace string
+
+// Do calls f on a thread in the namespace.
+func (n Namespace) Do(f func() error) error {
+	if n == "" {
+		return f()
+	}
+	return rtnl.InNetNS(string(n), f)
+}
+
+// IsGone reports whether an error says that the namespace no longer exists at its path.
+func IsGone(err error) bool {
+	var missing ns.NSPathNotExistErr
+	return errors.Is(err, fs.ErrNotExist) || errors.As(err, &missing)
+}
 
 // EndConnections ends the connections of addresses whose first packet the ruleset would drop. It
 // lets connections continue that an earlier call ended and the ruleset would allow. It returns how
@@ -64,7 +85,6 @@ func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addr
 	return ended, all, err
 }
 
-// judge decides which connections a ruleset would drop.
 type judge struct {
 	rs               *ruleset.Ruleset
 	forward, in, out *ruleset.Walker

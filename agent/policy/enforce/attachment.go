@@ -47,7 +47,6 @@ func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 	return e.Kernel.Close(c.NetNS, slices.Sorted(maps.Keys(c.Remade))...)
 }
 
-// setClosed notes whether the gate of a container in an ADD is closed.
 func (e *Enforcer) setClosed(told Container, closed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,7 +91,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	}
 	if c.Foreign {
 		for i := range foreignLooks {
-			time.AfterFunc(foreignSettle<<i, func() { e.lookAgain(c.ID) })
+			time.AfterFunc(foreignSettle<<i, func() { e.change(c.ID, func(c *container) { c.placed = false }) })
 		}
 	}
 	found, err := e.Kernel.Find(c.NetNS, c.Interfaces)
@@ -114,11 +113,10 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("have network policies hold between pods on one bridge: %w", err)
 	}
-	if err := e.wait(ctx, nodeKey, version); err != nil {
-		return err
-	}
-	if err := e.wait(ctx, c.ID, version); err != nil {
-		return err
+	for _, key := range []string{nodeKey, c.ID} {
+		if err := e.wait(ctx, key, version); err != nil {
+			return err
+		}
 	}
 	// These packets passed the node before the rules existed, and would reach the pod after its gate
 	// is open.
@@ -133,17 +131,16 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	return e.open(c)
 }
 
-// lookAgain makes the next listing find the place of a container again.
-func (e *Enforcer) lookAgain(id string) {
+// change changes a container, if it is there, and makes Run list the containers again.
+func (e *Enforcer) change(id string, change func(*container)) {
 	e.mu.Lock()
 	if c := e.containers[id]; c != nil {
-		c.placed = false
+		change(c)
 	}
 	e.mu.Unlock()
 	e.Soon()
 }
 
-// governs reports whether policies select the pod.
 func (e *Enforcer) governs(c Container) (governs bool) {
 	e.Objects.Do(func() { governs = e.index.Governs(c.uid()) })
 	return governs
@@ -151,25 +148,20 @@ func (e *Enforcer) governs(c Container) (governs bool) {
 
 // Attached notes that the ADD of a container is complete: from now on listings have the container.
 func (e *Enforcer) Attached(id string) {
-	e.mu.Lock()
-	if c := e.containers[id]; c != nil && c.phase == adding {
-		c.phase = added
-	}
-	e.mu.Unlock()
-	e.Soon()
+	e.change(id, func(c *container) {
+		if c.phase == adding {
+			c.phase = added
+		}
+	})
 }
 
 // Detached notes that the network of a container is gone, or will never be complete.
 func (e *Enforcer) Detached(id string) {
-	e.mu.Lock()
-	if c := e.containers[id]; c != nil {
-		c.closed = false
-		if c.inADD() {
+	e.change(id, func(c *container) {
+		if c.closed = false; c.inADD() {
 			c.phase = listed
 		}
-	}
-	e.mu.Unlock()
-	e.Soon()
+	})
 }
 
 // Forget notes that the network of a pod without known containers is gone.

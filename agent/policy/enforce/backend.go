@@ -32,7 +32,6 @@ const (
 	BackendIPTablesLegacy Backend = "iptables-legacy"
 )
 
-// allBackends are the values that an operator may give.
 var allBackends = []Backend{BackendAuto, BackendIPTables, BackendNFTables}
 
 // Validate returns an error for a value that an operator may not give.
@@ -43,7 +42,6 @@ func (b Backend) Validate() error {
 	return nil
 }
 
-// node describes the network setup of a node.
 type node struct {
 	// kubeProxy says that kube-proxy has rules of its mode nftables.
 	kubeProxy bool
@@ -107,7 +105,6 @@ func (b Backend) Shows() string {
 	return "nft list table inet " + ruleset.TableName
 }
 
-// variant returns the iptables variant of a backend, if it uses iptables.
 func (b Backend) variant() (xtables.Variant, bool) {
 	variant, ok := strings.CutPrefix(string(b), "iptables-")
 	return xtables.Variant(variant), ok
@@ -136,23 +133,16 @@ var present = sync.OnceValue(func() []Backend {
 // after its own rules are in the kernel, so that there are rules at any time.
 type succession struct {
 	Table
-	others []Table
+	backend Backend
+	netns   string
 	// done says that other backends have no rules.
 	done bool
 }
 
-// rules returns the rules of a network namespace.
 func (b Backend) rules(netns string) Table {
-	s := &succession{Table: b.Open(netns)}
-	for _, other := range present() {
-		if other != b {
-			s.others = append(s.others, other.Open(netns))
-		}
-	}
-	return s
+	return &succession{Table: b.Open(netns), backend: b, netns: netns}
 }
 
-// Apply implements Table.
 func (s *succession) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	if err := s.Table.Apply(ctx, rs); err != nil {
 		return err
@@ -160,32 +150,29 @@ func (s *succession) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return s.end(ctx)
 }
 
-// Remove implements Table.
 func (s *succession) Remove(ctx context.Context) error {
 	return errors.Join(s.Table.Remove(ctx), s.end(ctx))
 }
 
-// end removes the rules of other backends.
 func (s *succession) end(ctx context.Context) error {
 	if s.done {
 		return nil
 	}
-	var errs []error
-	for _, other := range s.others {
-		errs = append(errs, other.Remove(ctx))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := removeOthers(ctx, s.netns, s.backend); err != nil {
 		return fmt.Errorf("remove the rules of another backend of network policies: %w", err)
 	}
 	s.done = true
 	return nil
 }
 
-// removeAll removes the rules of all backends from a network namespace.
-func removeAll(ctx context.Context, netns string) error {
+// removeOthers removes the rules of all backends but one, which may be none, from a network
+// namespace.
+func removeOthers(ctx context.Context, netns string, stays Backend) error {
 	var errs []error
 	for _, b := range present() {
-		errs = append(errs, b.Open(netns).Remove(ctx))
+		if b != stays {
+			errs = append(errs, b.Open(netns).Remove(ctx))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -54,10 +54,8 @@ func (c Container) fresh() []netip.Addr {
 	return slices.Concat(slices.Collect(maps.Values(c.Remade))...)
 }
 
-// uid returns the UID of the container's pod.
 func (c Container) uid() types.UID { return types.UID(c.Pod.UID) }
 
-// phase is the phase of a container's life.
 type phase int
 
 const (
@@ -123,12 +121,10 @@ func (e *Enforcer) enter(told Container, now phase) *container {
 	return c
 }
 
-// unplace forgets where the packets of a container can be seen.
 func (c *container) unplace() {
 	c.place, c.placed, c.known, c.placeErr, c.misses = place.Place{}, false, false, nil, 0
 }
 
-// settlePlace notes where the packets of a container can be seen.
 func (c *container) settlePlace(p place.Place) {
 	c.place, c.placed, c.known, c.placeErr, c.misses = p, true, true, nil, 0
 }
@@ -215,7 +211,6 @@ func (e *Enforcer) list(all []Container) {
 // unrecordedPrefix begins the ID of a pod whose containers are not known.
 const unrecordedPrefix = "pod/"
 
-// misplace makes the next findPlaces find all places again.
 func (e *Enforcer) misplace() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,7 +219,6 @@ func (e *Enforcer) misplace() {
 	}
 }
 
-// findPlaces finds the places of containers.
 func (e *Enforcer) findPlaces(ctx context.Context) {
 	e.mu.Lock()
 	var missing []Container

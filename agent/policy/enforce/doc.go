@@ -22,9 +22,8 @@
 //
 // After a write a sweep checks the connections of the target, in a queue of its own: there may be a
 // million, and neither a denial nor an ADD waits for the sweep. The sweep uses the last written
-// ruleset; a write meanwhile causes another sweep. A change that only allows more, such as a new
-// peer of an accepting rule, forbids no open connection: it needs a sweep only to let ended
-// connections continue.
+// ruleset; a write meanwhile causes another sweep. A new peer of an accepting rule forbids no open
+// connection: it needs a sweep only to let ended connections continue.
 //
 // # The life of a container
 //

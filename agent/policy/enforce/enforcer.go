@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -206,7 +207,31 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	}
 }
 
-// known returns an error while the policies are not known.
+var errNotKnown = errors.New("the network policies are not known yet")
+
+func (e *Enforcer) hasStarted() bool {
+	select {
+	case <-e.started:
+		return true
+	default:
+		return false
+	}
+}
+
+// Ready returns an error while the policies are not known, or not in the kernel of the node. It
+// does not block.
+func (e *Enforcer) Ready() error {
+	if !e.hasStarted() {
+		return errNotKnown
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.node.err; err != nil {
+		return fmt.Errorf("the network policies in the kernel are not up to date: %w", err)
+	}
+	return nil
+}
+
 func (e *Enforcer) known(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -221,7 +246,6 @@ func (e *Enforcer) known(ctx context.Context) error {
 	}
 }
 
-// active reports whether there is any policy.
 func (e *Enforcer) active() (active bool) {
 	e.Objects.Do(func() { active = e.index.HasPolicies() })
 	return active
@@ -242,7 +266,6 @@ func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.tell(ctx)
 }
 
-// findNode updates the addresses of the node in the index.
 func (e *Enforcer) findNode(ctx context.Context) {
 	own, dns, err := e.Kernel.NodeAddresses()
 	if err != nil {

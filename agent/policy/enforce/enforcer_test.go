@@ -329,7 +329,7 @@ func TestGoing(t *testing.T) {
 			e.list([]Container{c})
 			e.ensureTargets()
 		}
-		if e.finish(j, outcome{}); (e.containers[c.ID] != nil) != comesBack {
+		if e.finish(j); (e.containers[c.ID] != nil) != comesBack {
 			t.Errorf("the container is known: %t, want %t", !comesBack, comesBack)
 		}
 	}

@@ -42,10 +42,8 @@ const (
 // kindDefinition is the kind in the problem of ClusterNetworkPolicies that are not served.
 const kindDefinition = "CustomResourceDefinition"
 
-// action is the action in the agent's events.
 const action = "EnforceNetworkPolicy"
 
-// showBridges makes the bridges of pods that policies select show their packets.
 func (e *Enforcer) showBridges(ctx context.Context) {
 	used := map[string]bool{}
 	e.Objects.Do(func() {

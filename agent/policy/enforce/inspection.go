@@ -3,7 +3,6 @@
 package enforce
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// size counts the content of a ruleset.
 type size struct{ rules, sets, elements int }
 
 func sizeOf(rs *ruleset.Ruleset) (s size) {
@@ -38,24 +36,16 @@ func (s size) plus(o size) size {
 	return size{s.rules + o.rules, s.sets + o.sets, s.elements + o.elements}
 }
 
-// summary is the state of all tables.
 type summary struct {
 	tables, failing int
 	node, pods      size
 	// compared is the oldest time of the last complete comparisons of all tables.
 	compared time.Time
-	unknown  bool
 	failures []string
 }
 
-// summarize looks at all tables.
 func (e *Enforcer) summarize() summary {
-	s := summary{compared: time.Now(), unknown: true}
-	select {
-	case <-e.started:
-		s.unknown = false
-	default:
-	}
+	s := summary{compared: time.Now()}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for key, t := range e.targets() {
@@ -110,7 +100,7 @@ func (e *Enforcer) Inspect() *inquiry.InspectedPolicies {
 	governed, others := e.governed()
 	in := &inquiry.InspectedPolicies{
 		Enforced: string(e.Pods), Backend: string(e.Backend), Governed: governed, Ungoverned: others,
-		Known: !s.unknown && e.Objects.HasSynced(), NetworkPolicies: held.NetworkPolicies, ClusterNetworkPolicies: held.ClusterPolicies,
+		Known: e.hasStarted() && e.Objects.HasSynced(), NetworkPolicies: held.NetworkPolicies, ClusterNetworkPolicies: held.ClusterPolicies,
 		Pods: held.Pods, Tables: s.tables, Rules: s.node.plus(s.pods).rules, Elements: s.node.plus(s.pods).elements, Compared: s.compared, Failures: s.failures,
 	}
 	e.mu.Lock()
@@ -122,6 +112,6 @@ func (e *Enforcer) Inspect() *inquiry.InspectedPolicies {
 		in.Problems = append(in.Problems, fmt.Sprintf("%s %s: %s", p.Kind, p.NamespacedName, p.Text))
 	}
 	slices.Sort(in.Unenforced)
-	slices.SortFunc(in.Problems, cmp.Compare[string])
+	slices.Sort(in.Problems)
 	return in
 }

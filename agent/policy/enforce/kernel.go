@@ -41,7 +41,7 @@ func NewKernel(backend Backend, shower *place.Shower) Kernel {
 	return Kernel{
 		Table: backend.rules, Find: place.Find, IsNode: place.IsNode, NodeAddresses: place.NodeAddresses, Show: shower.Show,
 		Guard: port.Guard, Connections: socket.Connections,
-		Flows: func(yield func(*conntrack.Flow) bool) error { return conntrack.List(conntrack.Both, yield) },
+		Flows: func(yield func(*conntrack.Flow) bool) error { return conntrack.List(rtnl.Families, yield) },
 		EndOf: conntrack.EndOf, DropQueued: rtnl.DropQueued, Close: gate.Close, Open: gate.Open,
 	}
 }

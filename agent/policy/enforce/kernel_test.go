@@ -414,7 +414,7 @@ func (w *topology) set(p *networkingv1.NetworkPolicy) {
 }
 
 func (w *topology) unset(p *networkingv1.NetworkPolicy) {
-	w.cluster.Do(func() { w.cluster.sink.DeleteNetworkPolicy(p.Namespace, p.Name) })
+	w.cluster.Do(func() { w.cluster.sink.DeletePolicy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}) })
 }
 
 // applies returns whether the rules of policies apply in a namespace. A new table has its sets and

@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
@@ -31,7 +32,7 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 	onNode, err := hasIPTables("")
 	errs = append(errs, err)
 	if onNode {
-		items = append(items, leftover.Item{Name: "rules of network policies in iptables", Remove: func() error { return removeAll(context.Background(), "") }})
+		items = append(items, leftover.Item{Name: "rules of network policies in iptables", Remove: func() error { return removeOthers(context.Background(), "", "") }})
 	}
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -49,7 +50,7 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 		}
 		if has {
 			items = append(items, leftover.Item{Name: "rules of network policies in network namespace " + path, Remove: func() error {
-				return errors.Join(removeAll(context.Background(), path), gate.Open(path))
+				return errors.Join(removeOthers(context.Background(), path, ""), gate.Open(path))
 			}})
 		}
 	}
@@ -60,26 +61,20 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 // for an agent that enforces no policies: nobody would update the rules any more. It skips a path
 // that is not the namespace of a pod.
 func Sweep(ctx context.Context, namespaces []string) error {
-	errs := []error{removeAll(ctx, ""), port.Guard(nil)}
+	errs := []error{removeOthers(ctx, "", ""), port.Guard(nil)}
 	for _, path := range namespaces {
 		if isNode, err := place.IsNode(path); path == "" || isNode || err != nil {
 			continue
 		}
-		errs = append(errs, removeAll(ctx, path))
+		errs = append(errs, removeOthers(ctx, path, ""))
 	}
 	return errors.Join(errs...)
 }
 
-// hasTables reports whether a path leads to a namespace with tables of policies.
 func hasTables(path string) (has bool, err error) {
-	netns, err := ns.GetNS(path)
-	var missing ns.NSPathNotExistErr
-	var other ns.NSPathNotNSErr
-	if errors.As(err, &missing) || errors.As(err, &other) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("open network namespace %s: %w", path, err)
+	netns, err := rtnl.FindNS(path)
+	if netns == nil || err != nil {
+		return false, err
 	}
 	defer netns.Close()
 	err = netns.Do(func(ns.NetNS) error {
@@ -98,7 +93,6 @@ func hasTables(path string) (has bool, err error) {
 	return hasIPTables(path)
 }
 
-// hasIPTables reports whether a network namespace has rules of a backend that uses iptables.
 func hasIPTables(netns string) (has bool, err error) {
 	var errs []error
 	for _, v := range xtables.Variants {

@@ -71,7 +71,6 @@ type collector struct {
 	e *Enforcer
 }
 
-// DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{tablesDesc, failingDesc, objectsDesc, comparedDesc, unenforcedDesc, podsDesc, backendDesc, policiesDesc, heldDesc, packetsDesc} {
 		ch <- d
@@ -113,7 +112,6 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	}
 }
 
-// counted identifies the packets that a counter counts.
 type counted struct{ kind, namespace, name, direction, verdict string }
 
 // readings makes monotonic counters from the counters of tables, which come and go and restart.
@@ -153,7 +151,6 @@ func (r *readings) add(now map[*target]map[counted]uint64, exists func(*target) 
 	return all
 }
 
-// forget drops the counters of policies that are gone.
 func (r *readings) forget(isGone func(counted) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

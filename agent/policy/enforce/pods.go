@@ -21,10 +21,8 @@ const (
 	PodsNone Pods = "None"
 )
 
-// allPods are the values of Pods.
 var allPods = []Pods{PodsFloatingIP, PodsAll, PodsNone}
 
-// PodsText names the values.
 const PodsText = PodsFloatingIP + ", " + PodsAll + " or " + PodsNone
 
 // Validate returns an error for any other value.

@@ -31,8 +31,6 @@ type preview struct {
 	denied    map[denied]int
 	// more counts the denied connections beyond mostDenied different ones.
 	more int
-	// node are the addresses of the node. Policies never forbid connections between them and the pods.
-	node map[netip.Addr]bool
 	told *inquiry.PolicyPreview
 }
 
@@ -46,10 +44,8 @@ type denied struct {
 	origin    ruleset.Origin
 }
 
-// mostDenied limits the number of reported keys.
 const mostDenied = 10_000
 
-// previewed is a pod that would be newly governed.
 type previewed struct {
 	pod        api.Pod
 	containers []*container
@@ -65,22 +61,17 @@ type previewed struct {
 // for them, and finds open connections that the rules would not let begin. It changes nothing, and
 // blocks for the kernel.
 func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) {
-	select {
-	case <-e.started:
-	default:
-		return nil, ErrNotKnown
+	if !e.hasStarted() {
+		return nil, errNotKnown
 	}
 	p := &preview{
-		pods: map[types.UID]*previewed{}, at: map[netip.Addr]*previewed{}, denied: map[denied]int{}, node: map[netip.Addr]bool{},
+		pods: map[types.UID]*previewed{}, at: map[netip.Addr]*previewed{}, denied: map[denied]int{},
 		told: &inquiry.PolicyPreview{Enforced: string(e.Pods), Pods: []inquiry.PreviewedPod{}, Denied: []inquiry.DeniedConnections{}},
 	}
 	containers := e.placedAll(ctx, p.told)
 	own, dns, err := e.Kernel.NodeAddresses()
 	if err != nil {
 		return nil, err
-	}
-	for _, a := range own {
-		p.node[a] = true
 	}
 	p.compile(e, containers, own, dns)
 	p.readSockets(ctx, e)
@@ -283,17 +274,13 @@ func (p *preview) judgeUntracked() {
 }
 
 func (p *preview) judgeOnNode(pod *previewed, d ruleset.Direction, c connection) {
-	if p.node[c.from.Addr()] {
+	now, next := p.now[d], p.next[d]
+	// Policies never forbid connections from the node to the pods.
+	if isEmpty(next) || next.IsNode(c.from.Addr()) {
 		return
 	}
-	packet, hook := packetOf(c), ruleset.Forward
-	if p.node[c.to.Addr()] {
-		hook = ruleset.Input
-	}
-	if now := p.now[d]; !isEmpty(now) && ruleset.Walk(now, hook, packet).Verdict == ruleset.Drop {
-		return
-	}
-	if next := p.next[d]; !isEmpty(next) {
+	packet, hook := packetOf(c), next.HookTo(c.to.Addr())
+	if isEmpty(now) || ruleset.Walk(now, hook, packet).Verdict != ruleset.Drop {
 		p.note(pod, d, packet, ruleset.Walk(next, hook, packet))
 	}
 }

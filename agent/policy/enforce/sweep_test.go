@@ -115,12 +115,18 @@ func (c *crowd) written() *ruleset.Ruleset {
 // write has a policy written.
 func (c *crowd) write(p *networkingv1.NetworkPolicy) {
 	c.Helper()
+	c.change(func() { c.objects.sink.SetNetworkPolicy(p) })
+}
+
+// change has a change of the cluster written.
+func (c *crowd) change(change func()) {
+	c.Helper()
 	before := c.written()
-	c.objects.Do(func() { c.objects.sink.SetNetworkPolicy(p) })
+	c.objects.Do(change)
 	ctx, cancel := context.WithTimeout(c.Context(), 10*time.Second)
 	defer cancel()
 	if err := c.wait(ctx, nodeKey, c.publish()); err != nil {
-		c.Fatalf("a policy is not written: %v", err)
+		c.Fatalf("a change is not written: %v", err)
 	}
 	if before == c.written() {
 		c.Fatal("nothing was written, so that the test shows nothing")
@@ -194,34 +200,35 @@ func TestWriteDuringSweep(t *testing.T) {
 	}
 }
 
-// Nobody looks at connections after a change that lets more pass, unless one that was ended may go
-// on.
+// Nobody looks at connections after a peer came, unless one that was ended may go on.
 func TestSweepsOfAdditiveChanges(t *testing.T) {
-	c := newCrowd(t, allow("db", "db"))
+	c := newCrowd(t, allow("db", "db", "web"))
 	c.end(c.next(), swept{})
+	web := &policy.Pod{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "web"}, UID: "uid-web", Labels: map[string]string{"app": "web"}, Addresses: addresses("10.1.0.2")}
+	comes, goes := func() { c.objects.sink.SetPod(nil, web) }, func() { c.objects.sink.SetPod(web, nil) }
 	for _, tc := range []struct {
-		name  string
-		p     *networkingv1.NetworkPolicy
-		ended int
-		looks bool
+		name   string
+		change func()
+		ended  int
+		looks  bool
 	}{
-		{"a peer comes", allow("db", "db", "web"), 0, false},
-		{"another peer in its place", allow("db", "db", "other"), 1, true},
-		{"a peer comes that may have an ended connection", allow("db", "db", "other", "web"), 0, true},
-		{"a policy comes that accepts", allow("more", "db", "more"), 0, false},
-		{"a peer goes", allow("db", "db", "web"), 0, true},
+		{"a peer comes", comes, 0, false},
+		{"a peer goes", goes, 1, true},
+		{"a peer comes that may have an ended connection", comes, 0, true},
+		{"a policy comes", func() { c.objects.sink.SetNetworkPolicy(allow("more", "db", "more")) }, 0, true},
 	} {
-		c.write(tc.p)
+		c.change(tc.change)
 		if c.isOpen() != tc.looks {
 			t.Fatalf("%s: connections are looked at: %t", tc.name, !tc.looks)
 		}
 		if tc.looks {
 			c.end(c.next(), swept{ended: tc.ended})
 		}
-	} // The look that this one comes during may end connections that it allows.
-	c.write(allow("db", "db"))
+	}
+	// The look that a peer comes during may end connections of the peer.
+	c.change(goes)
 	look := c.next()
-	c.write(allow("db", "db", "other"))
+	c.change(comes)
 	look.end <- swept{ended: 1}
 	c.end(c.next(), swept{})
 }

@@ -168,6 +168,12 @@ type job struct {
 	check, gone bool
 	// ports are the ports of bridges that the node guards.
 	ports []place.Port
+	// restored says that another program had changed the rules, so that forbidden connections may have
+	// begun.
+	restored bool
+	// rules is why the kernel does not have the ruleset. failed is why the try failed, which includes
+	// ports of bridges that are not guarded.
+	rules, failed error
 }
 
 // write writes the ruleset of the index to the table of a target. A key has one worker at a time.
@@ -177,27 +183,15 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 		return nil
 	}
 	began := time.Now()
-	var o outcome
-	o.restored, o.rules = e.bring(ctx, j)
-	o.err = o.rules
-	if key == nodeKey {
-		o.err = errors.Join(o.err, e.guard(j))
+	j.restored, j.rules = e.bring(ctx, j)
+	if j.failed = j.rules; key == nodeKey {
+		j.failed = errors.Join(j.rules, e.guard(j))
 	}
-	if j.want != j.written || o.err != nil {
-		e.Metrics.applied(o.err, time.Since(began))
+	if j.want != j.written || j.failed != nil {
+		e.Metrics.applied(j.failed, time.Since(began))
 	}
-	e.finish(j, o)
-	return o.err
-}
-
-// outcome is the outcome of a try.
-type outcome struct {
-	// restored says that another program had changed the rules, so that forbidden connections may have
-	// begun.
-	restored bool
-	// rules is why the kernel does not have the ruleset. err is why the try failed, which includes
-	// ports of bridges that are not guarded.
-	rules, err error
+	e.finish(j)
+	return j.failed
 }
 
 // start returns the job of a key. It returns nil if the key no longer has a target, or if the pod's
@@ -235,14 +229,14 @@ func (e *Enforcer) start(key string) *job {
 }
 
 // finish notes the outcome of a try, and queues a sweep if connections may be forbidden now.
-func (e *Enforcer) finish(j *job, o outcome) {
+func (e *Enforcer) finish(j *job) {
 	// After an additive change each allowed open connection is still allowed.
-	forbids := o.restored || j.want != j.written && (j.written == nil || !isEmpty(j.want) && !ruleset.Additive(j.written, j.want))
+	forbids := j.restored || j.want != j.written && (j.written == nil || !isEmpty(j.want) && !ruleset.Additive(j.written, j.want))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := j.target
 	t.tried = j.version
-	if o.rules == nil {
+	if j.rules == nil {
 		switch {
 		case isEmpty(j.want):
 			t.open, t.reopened = false, false
@@ -265,7 +259,7 @@ func (e *Enforcer) finish(j *job, o outcome) {
 		t.reopen()
 	}
 	switch {
-	case o.err == nil:
+	case j.failed == nil:
 		t.version = j.version
 		if t.err != nil {
 			// A change during this try did not queue the target.
@@ -277,7 +271,7 @@ func (e *Enforcer) finish(j *job, o outcome) {
 	case t.err == nil:
 		t.since = time.Now()
 	}
-	t.err = o.err
+	t.err = j.failed
 	if t.news != nil {
 		close(t.news)
 		t.news = nil

@@ -16,9 +16,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// ErrTrace is returned by Trace for a question that this node cannot trace.
-var ErrTrace = errors.New("cannot trace")
-
 // protocols has the protocols by their names in the API.
 var protocols = map[string]ruleset.Protocol{"TCP": ruleset.TCP, "UDP": ruleset.UDP, "SCTP": ruleset.SCTP}
 
@@ -53,12 +50,10 @@ func (e end) String() string {
 func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 	protocol, ok := protocols[strings.ToUpper(q.Protocol)]
 	if !ok {
-		return "", fmt.Errorf("%w: protocol %q is none of TCP, UDP and SCTP", ErrTrace, q.Protocol)
+		return "", fmt.Errorf("cannot trace: protocol %q is none of TCP, UDP and SCTP", q.Protocol)
 	}
-	select {
-	case <-e.started:
-	default:
-		return "", fmt.Errorf("%w: %w", ErrTrace, ErrNotKnown)
+	if !e.hasStarted() {
+		return "", fmt.Errorf("cannot trace: %w", errNotKnown)
 	}
 	var from, to end
 	var node *ruleset.Ruleset
@@ -76,21 +71,18 @@ func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 		return "", err
 	}
 	if !from.local && !to.local {
-		return "", fmt.Errorf("%w: neither %s nor %s is a pod of this node; ask the agent of the node of one of them", ErrTrace, from, to)
+		return "", fmt.Errorf("cannot trace: neither %s nor %s is a pod of this node; ask the agent of the node of one of them", from, to)
 	}
 	var b strings.Builder
-	pairs := 0
-	for _, source := range from.addresses {
-		i := slices.IndexFunc(to.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) })
-		if i < 0 || slices.IndexFunc(from.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) }) != slices.Index(from.addresses, source) {
-			// One address of each family is enough.
-			continue
+	for _, family := range ruleset.Families {
+		// One address of each family is enough.
+		is := func(a netip.Addr) bool { return ruleset.FamilyOf(a) == family }
+		if i, j := slices.IndexFunc(from.addresses, is), slices.IndexFunc(to.addresses, is); i >= 0 && j >= 0 {
+			trace(&b, node, from, to, ruleset.Packet{Source: from.addresses[i], Destination: to.addresses[j], Protocol: protocol, Port: q.Port}, q.Protocol)
 		}
-		pairs++
-		trace(&b, node, from, to, ruleset.Packet{Source: source, Destination: to.addresses[i], Protocol: protocol, Port: q.Port}, q.Protocol)
 	}
-	if pairs == 0 {
-		return "", fmt.Errorf("%w: %s (%v) and %s (%v) have no addresses of one family", ErrTrace, from, from.addresses, to, to.addresses)
+	if b.Len() == 0 {
+		return "", fmt.Errorf("cannot trace: %s (%v) and %s (%v) have no addresses of one family", from, from.addresses, to, to.addresses)
 	}
 	for _, end := range []end{from, to} {
 		if end.bad != "" {
@@ -134,7 +126,7 @@ func (e *Enforcer) end(text string) (end, error) {
 	}
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok || namespace == "" || name == "" {
-		return end{}, fmt.Errorf("%w: %q is neither NAMESPACE/POD nor an address", ErrTrace, text)
+		return end{}, fmt.Errorf("cannot trace: %q is neither NAMESPACE/POD nor an address", text)
 	}
 	found := end{name: text}
 	for c := range e.live() {
@@ -150,7 +142,7 @@ func (e *Enforcer) end(text string) (end, error) {
 		}
 	}
 	if len(found.addresses) == 0 {
-		return end{}, fmt.Errorf("%w: pod %s is not known here, or has no address: give its address where no policy makes this node know the pods of others", ErrTrace, text)
+		return end{}, fmt.Errorf("cannot trace: pod %s is not known here, or has no address: give its address where no policy makes this node know the pods of others", text)
 	}
 	return found, nil
 }
@@ -197,11 +189,7 @@ func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, 
 		}
 		fmt.Fprintf(b, "  %s: policies that select it: %s\n", word, strings.Join(names, "; "))
 	}
-	hook := ruleset.Forward
-	if node != nil && node.IsNode(p.Destination) {
-		hook = ruleset.Input
-	}
-	decide(b, word+", on the node", only(node, d), hook, p)
+	decide(b, word+", on the node", only(node, d), node.HookTo(p.Destination), p)
 	for _, link := range pod.direct {
 		through, hook := p, ruleset.Output
 		if through.OutInterface = link; d == ruleset.Ingress {
@@ -246,6 +234,6 @@ func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.
 	}
 	fmt.Fprintf(b, "  %s: %s: %s\n", where, verdict, why)
 	for _, step := range decision.Path {
-		fmt.Fprintf(b, "    chain %s: %s\n", step.Chain, strings.TrimSpace(ruleset.RuleText(rs, rs.Chains[step.Chain], step.Rule)))
+		fmt.Fprintf(b, "    chain %s: %s\n", step.Chain, strings.TrimSpace(ruleset.RuleText(rs.Chains[step.Chain], step.Rule)))
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // TableName is the name of the table, in the family inet.
@@ -64,7 +65,7 @@ func Open(netns string) error {
 }
 
 func inside(netns string, add func(tx *nftables.Transaction)) error {
-	return ns.WithNetNSPath(netns, func(ns.NetNS) error {
+	return rtnl.InNetNS(netns, func() error {
 		var tx nftables.Transaction
 		add(&tx)
 		return tx.Commit()

@@ -23,20 +23,19 @@ type chains struct {
 	entries map[string][]string
 }
 
-// chainsOf returns the kernel's form of the chains of a ruleset.
-func chainsOf(rs *ruleset.Ruleset, rendered map[string]*chain) *chains {
-	all := &chains{lines: map[string][]line{}, entries: map[string][]string{}}
-	for name, c := range rendered {
-		all.lines[chainName(name)] = c.lines
-		for rest, c := range c.rest {
-			all.lines[rest] = c.lines
+// haveSameRules reports whether two rulesets have the same rules in the kernel: pods came to or
+// left known chains, and sets whose elements are not in the rules themselves.
+func haveSameRules(old, rs *ruleset.Ruleset) bool {
+	sameTargets := func(a, b *ruleset.Map) bool { return a == b || slices.Equal(targets(a), targets(b)) }
+	if old == nil || !maps.Equal(old.Chains, rs.Chains) || !maps.EqualFunc(old.Maps, rs.Maps, sameTargets) {
+		return false
+	}
+	for name, s := range rs.Sets {
+		if (s.Kind == ruleset.Pairs || s.Kind == ruleset.Interfaces) && old.Sets[name] != s {
+			return false
 		}
 	}
-	for _, c := range rs.Bases() {
-		hook := hooks[c.Hook]
-		all.entries[hook] = append(all.entries[hook], join(comment("Berth: network policies"), "-j "+chainName(c.Name)))
-	}
-	return all
+	return true
 }
 
 // restoreText returns the input of iptables-restore that changes the chains from old to want, empty
@@ -77,6 +76,27 @@ func restoreText(old, want *chains) []byte {
 		return nil
 	}
 	return slices.Concat([]byte("*"+TableName+"\n"), declared.Bytes(), rules.Bytes(), gone.Bytes(), []byte("COMMIT\n"))
+}
+
+// Text is the input with which the programs make a ruleset from nothing.
+type Text struct {
+	// Sets is for ipset restore, and Rules for iptables-restore and ip6tables-restore.
+	Sets  string
+	Rules [2]string
+}
+
+// TextOf returns the text of a ruleset. It does no I/O.
+func TextOf(rs *ruleset.Ruleset) (Text, error) {
+	n := names(".1")
+	text := Text{Sets: changeOf(nil, n.setsOf(rs, nil, nil)).before.String()}
+	for i, f := range ruleset.Families {
+		rendered, err := n.render(rs, f)
+		if err != nil {
+			return Text{}, err
+		}
+		text.Rules[i] = string(restoreText(&chains{}, rendered))
+	}
+	return text, nil
 }
 
 // counts are the packets and bytes of the rules of our chains, by the names of the chains.
@@ -122,15 +142,6 @@ func parse(saved string) (*chains, counts) {
 		}
 	}
 	return have, counted
-}
-
-// texts returns the rules without the names of their counters.
-func texts(lines []line) []string {
-	var all []string
-	for _, l := range lines {
-		all = append(all, l.text)
-	}
-	return all
 }
 
 // declaredIn returns the chains that a text flushes.

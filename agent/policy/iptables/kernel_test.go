@@ -98,12 +98,12 @@ func TestVerify(t *testing.T) {
 			change string
 			found  string
 		}{
-			"flush":             {iptablesOf + " -t security -F", "lacks the rule"},
-			"flush of IPv6":     {restore + " -t security -F", "lacks the rule"},
-			"entry":             {iptablesOf + " -t security -D FORWARD 1", "does not begin with the rules of Berth"},
-			"rule before":       {iptablesOf + " -t security -I FORWARD -j ACCEPT", "does not begin with the rules of Berth"},
-			"rule in a chain":   {iptablesOf + " -t security -I BERTH-i-server -j RETURN", "has the rule -j RETURN"},
-			"chain more":        {iptablesOf + " -t security -N BERTH-more", "BERTH-more is not of the ruleset"},
+			"flush":             {iptablesOf + " -t security -F", "lacks in chain BERTH-"},
+			"flush of IPv6":     {restore + " -t security -F", "lacks in chain BERTH-"},
+			"entry":             {iptablesOf + " -t security -D FORWARD 1", "lacks in chain FORWARD: -m comment"},
+			"rule before":       {iptablesOf + " -t security -I FORWARD -j ACCEPT", "has in chain FORWARD: a rule before the rules of Berth"},
+			"rule in a chain":   {iptablesOf + " -t security -I BERTH-i-server -j RETURN", "has in chain BERTH-i-server: -j RETURN"},
+			"chain more":        {iptablesOf + " -t security -N BERTH-more", "has chain BERTH-more"},
 			"element more":      {"ipset add $(ipset list -name | grep peers4) 10.9.9.9", "1 elements that are not of the ruleset"},
 			"element less":      {"ipset flush $(ipset list -name | grep peers4)", "lacks 10.0.1.2"},
 			"policy of a chain": {iptablesOf + " -t security -P FORWARD ACCEPT", ""},

@@ -20,7 +20,6 @@ import (
 // share.
 const lockWait = "10"
 
-// programs are the programs of a variant.
 type programs struct{ xtables.Variant }
 
 // Check returns an error that names the first missing program of a variant.
@@ -50,7 +49,6 @@ func (v programs) program(f ruleset.Family, action string) string {
 // there are no IPv6 packets.
 const inet6 = "/proc/thread-self/net/if_inet6"
 
-// lacks reports whether the kernel does not have a family.
 func lacks(f ruleset.Family, inet6 string) bool {
 	if f == ruleset.IPv4 {
 		return false
@@ -83,7 +81,6 @@ func changeSets(ctx context.Context, text []byte) error {
 	return err
 }
 
-// saveSets returns the ipset commands that would make all sets.
 func saveSets(ctx context.Context) (string, error) { return run(ctx, nil, "ipset", "save") }
 
 // run runs a program in the network namespace of the calling thread and returns its output. The

@@ -11,98 +11,47 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// chain is a chain in the kernel.
-type chain struct {
-	lines []line
-	// chains, sets and maps are the objects of the ruleset from which the lines follow.
-	chains map[string]*ruleset.Chain
-	sets   map[string]*ruleset.Set
-	maps   map[string]*ruleset.Map
-	// rest has the chains for rules after jumps, which follow from the same objects.
-	rest map[string]*chain
-}
-
-// isOf reports whether a chain rendered from another ruleset is valid for this ruleset.
-func (c *chain) isOf(rs *ruleset.Ruleset) bool {
-	same := true
-	for name, x := range c.chains {
-		same = same && rs.Chains[name] == x
-	}
-	for name, x := range c.sets {
-		same = same && rs.Sets[name] == x
-	}
-	for name, x := range c.maps {
-		same = same && rs.Maps[name] == x
-	}
-	return same
-}
-
-// rendering renders the chains of a ruleset for one family.
 type rendering struct {
 	names
 	rs     *ruleset.Ruleset
 	family ruleset.Family
-	// last are the chains of an earlier ruleset, by their names in it.
-	last map[string]*chain
-	made map[string]*chain
+	// lines are the rules by the names of chains in the kernel.
+	lines map[string][]line
 }
 
-// renderChains returns the reachable chains, by their names in the ruleset. It reuses chains of
-// last whose objects did not change.
-func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[string]*chain) (map[string]*chain, error) {
-	r := &rendering{names: n, rs: rs, family: f, last: last, made: map[string]*chain{}}
+func (n names) render(rs *ruleset.Ruleset, f ruleset.Family) (*chains, error) {
+	r := &rendering{names: n, rs: rs, family: f, lines: map[string][]line{}}
+	all := &chains{lines: r.lines, entries: map[string][]string{}}
 	for _, c := range rs.Bases() {
 		if err := r.chain(c.Name); err != nil {
 			return nil, err
 		}
+		hook := hooks[c.Hook]
+		all.entries[hook] = append(all.entries[hook], join(comment("Berth: network policies"), "-j "+chainName(c.Name)))
 	}
-	return r.made, nil
+	return all, nil
 }
 
-// chain makes a chain and the chains to which it leads.
+// chain writes a chain and the chains to which it leads, unless it is written.
 func (r *rendering) chain(name string) error {
-	if r.made[name] != nil {
+	if _, known := r.lines[chainName(name)]; known {
 		return nil
 	}
 	of := r.rs.Chains[name]
 	if of == nil {
 		return fmt.Errorf("render the ruleset: there is no chain %s", name)
 	}
-	if last := r.last[name]; last != nil && last.isOf(r.rs) {
-		r.made[name] = last
-	} else {
-		c := &chain{chains: map[string]*ruleset.Chain{name: of}, sets: map[string]*ruleset.Set{}, maps: map[string]*ruleset.Map{}, rest: map[string]*chain{}}
-		w := &writer{rendering: r, hook: of.Hook, origin: c, out: c}
-		if err := w.rules(name, of.Rules, nil); err != nil {
-			return fmt.Errorf("render chain %s: %w", name, err)
-		}
-		r.made[name] = c
-	}
-	for _, next := range r.targets(of) {
-		if err := r.chain(next); err != nil {
-			return err
-		}
+	if err := r.writer(of.Hook, chainName(name)).rules(name, of.Rules, nil); err != nil {
+		return fmt.Errorf("render chain %s: %w", name, err)
 	}
 	return nil
 }
 
-// targets lists the chains to which rules and maps of a chain lead, for packets of the family.
-func (r *rendering) targets(c *ruleset.Chain) []string {
-	seen := map[string]bool{}
-	for i := range c.Rules {
-		rule := &c.Rules[i]
-		if !r.sees(rule) {
-			continue
-		}
-		if m, _ := r.mapOf(rule); m != nil {
-			for _, name := range m.Chains {
-				seen[name] = true
-			}
-		} else if rule.Verdict == ruleset.Goto {
-			seen[rule.Target] = true
-		}
+func (r *rendering) writer(hook ruleset.Hook, chain string) *writer {
+	if r.lines[chain] == nil {
+		r.lines[chain] = []line{}
 	}
-	return slices.Sorted(maps.Keys(seen))
+	return &writer{r, hook, chain}
 }
 
 // sees reports whether packets of the family may match the rule.
@@ -118,14 +67,17 @@ func (r *rendering) mapOf(rule *ruleset.Rule) (m *ruleset.Map, field string) {
 	return r.rs.Maps[rule.DestinationMap], "dst"
 }
 
-// writer writes the lines of a chain.
 type writer struct {
 	*rendering
 	hook ruleset.Hook
-	// origin notes the objects from which the lines follow, and has the chains for rules after jumps;
-	// out gets the lines.
-	origin, out *chain
+	to   string
 }
+
+func (w *writer) add(text, counter string) {
+	w.lines[w.to] = append(w.lines[w.to], line{text, counter})
+}
+
+func (w *writer) goTo(chain string) { w.add("-g "+chain, "") }
 
 // errNested says that iptables cannot have a rule at this place.
 var errNested = errors.New("a rule behind a jump leads to another chain, which iptables cannot return from")
@@ -162,7 +114,6 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 			return errNested
 		}
 		if m != nil {
-			w.origin.maps[m.Name] = m
 			return w.dispatch(m, field, &rest{name, rules[i+1:]})
 		}
 		if err := w.rule(rule, behind); err != nil {
@@ -176,10 +127,9 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 // after the jump, too.
 func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	target := w.rs.Chains[rule.Target]
-	if target == nil || !slices.Equal(w.conditions(w.hook, w.family, rule, w.written), []string{""}) {
+	if target == nil || !slices.Equal(w.conditions(rule), []string{""}) {
 		return false, fmt.Errorf("cannot jump to %q under conditions, or it is missing", rule.Target)
 	}
-	w.origin.chains[rule.Target] = target
 	if !slices.ContainsFunc(target.Rules, func(r ruleset.Rule) bool { return r.Verdict == ruleset.Return && w.sees(&r) }) {
 		return false, w.rules(rule.Target, target.Rules, &rest{})
 	}
@@ -187,11 +137,8 @@ func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	if err := w.rules(rule.Target, target.Rules, &rest{name: to}); err != nil {
 		return false, err
 	}
-	w.out.lines = append(w.out.lines, line{text: "-g " + to})
-	out := &chain{}
-	w.origin.rest[to] = out
-	next := &writer{w.rendering, w.hook, w.origin, out}
-	return true, next.rules(to, behind.rules, nil)
+	w.goTo(to)
+	return true, w.writer(w.hook, to).rules(to, behind.rules, nil)
 }
 
 // pairs writes a rule that accepts pairs, and the rules after it. A first chain gets only packets
@@ -199,27 +146,24 @@ func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 // conditions to a second chain, which has a rule for each pair. A rule for each interface with each
 // pair would be too many.
 func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
-	sources, destinations := ends(w.written(rule.Pair))
-	family, to := kindOf(rule.Pair)[1:], restName(behind.name)
+	sources, destinations := ends(w.rs.Sets[rule.Pair])
+	family, onward := kindOf(rule.Pair)[1:], restName(behind.name)
 	first, second := ChainPrefix+"p"+family+"-"+hash("pairs "+behind.name), ChainPrefix+"q"+family+"-"+hash("pairs "+behind.name)
-	onward := line{text: "-g " + to}
-	w.out.lines = append(w.out.lines,
-		line{text: fmt.Sprintf("-m set --match-set %s src -m set --match-set %s dst -g %s", w.set(sources.Name), w.set(destinations.Name), first)}, onward)
+	w.add(fmt.Sprintf("-m set --match-set %s src -m set --match-set %s dst -g %s", w.set(sources.Name), w.set(destinations.Name), first), "")
+	w.goTo(onward)
 	others, pairs := *rule, ruleset.Rule{Family: rule.Family, Pair: rule.Pair, Verdict: rule.Verdict, Counter: rule.Counter, Origin: rule.Origin}
 	others.Pair = ""
-	chains := [3]*chain{{}, {}, {}}
-	w.origin.rest[first], w.origin.rest[second], w.origin.rest[to] = chains[0], chains[1], chains[2]
-	for _, conditions := range w.conditions(w.hook, w.family, &others, w.written) {
-		chains[0].lines = append(chains[0].lines, line{text: join(conditions, "-g "+second)})
+	next := w.writer(w.hook, first)
+	for _, conditions := range w.conditions(&others) {
+		next.add(join(conditions, "-g "+second), "")
 	}
-	chains[0].lines = append(chains[0].lines, onward)
-	next := &writer{w.rendering, w.hook, w.origin, chains[1]}
+	next.goTo(onward)
+	next = w.writer(w.hook, second)
 	if err := next.rule(&pairs, nil); err != nil {
 		return err
 	}
-	chains[1].lines = append(chains[1].lines, onward)
-	next.out = chains[2]
-	return next.rules(to, behind.rules, nil)
+	next.goTo(onward)
+	return w.writer(w.hook, onward).rules(onward, behind.rules, nil)
 }
 
 // rule writes a rule without a jump or map.
@@ -229,11 +173,14 @@ func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 	if err != nil {
 		return err
 	}
-	for _, conditions := range w.conditions(w.hook, w.family, rule, w.written) {
-		w.out.lines = append(w.out.lines, line{join(conditions, say, target), rule.Counter})
+	for _, conditions := range w.conditions(rule) {
+		w.add(join(conditions, say, target), rule.Counter)
 	}
 	if rule.Established {
-		w.out.lines = append(w.out.lines, line{text: join(ended, comment("connections that were ended"), dropped)})
+		w.add(join(ended, comment("connections that were ended"), dropped), "")
+	}
+	if rule.Verdict == ruleset.Goto {
+		return w.chain(rule.Target)
 	}
 	return nil
 }
@@ -243,46 +190,40 @@ func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 // each chain of the group. While a pod moves to another chain, a packet may match a group but none
 // of its chains; it continues with a rule for each chain.
 func (w *writer) dispatch(m *ruleset.Map, field string, behind *rest) error {
-	lead := func(out *chain, of, to string) {
-		out.lines = append(out.lines, line{text: fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, of), field, to)})
+	lead := func(out *writer, of, to string) {
+		out.add(fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, of), field, to), "")
 	}
 	all := targets(m)
+	for _, target := range all {
+		if err := w.chain(target); err != nil {
+			return err
+		}
+	}
 	if len(all) <= manyChains {
 		for _, target := range all {
-			lead(w.out, target, chainName(target))
+			lead(w, target, chainName(target))
 		}
 		return w.rules(behind.name, behind.rules, nil)
 	}
-	each, onward := restName("each "+behind.name+" "+m.Name), restName(behind.name+" "+m.Name)
-	eachChain, onwardChain, groups := &chain{}, &chain{}, map[string]*chain{}
+	each, onward := w.writer(w.hook, restName("each "+behind.name+" "+m.Name)), restName(behind.name+" "+m.Name)
+	groups := map[string]*writer{}
 	for _, target := range all {
 		group := groupOf(target)
 		if groups[group] == nil {
-			groups[group] = &chain{}
+			groups[group] = w.writer(w.hook, groupChain(behind.name, m, group))
 		}
 		lead(groups[group], target, chainName(target))
-		lead(eachChain, target, chainName(target))
+		lead(each, target, chainName(target))
 	}
 	for _, group := range slices.Sorted(maps.Keys(groups)) {
-		name := groupChain(behind.name, m, group)
-		lead(w.out, group, name)
-		groups[group].lines = append(groups[group].lines, line{text: "-g " + each})
-		w.origin.rest[name] = groups[group]
+		lead(w, group, groups[group].to)
+		groups[group].goTo(each.to)
 	}
-	w.out.lines = append(w.out.lines, line{text: "-g " + onward})
-	eachChain.lines = append(eachChain.lines, line{text: "-g " + onward})
-	w.origin.rest[each], w.origin.rest[onward] = eachChain, onwardChain
-	next := &writer{w.rendering, w.hook, w.origin, onwardChain}
-	return next.rules(onward, behind.rules, nil)
+	w.goTo(onward)
+	each.goTo(onward)
+	return w.writer(w.hook, onward).rules(onward, behind.rules, nil)
 }
 
-// written returns a set whose elements are in the lines themselves.
-func (w *writer) written(set string) *ruleset.Set {
-	w.origin.sets[set] = w.rs.Sets[set]
-	return w.rs.Sets[set]
-}
-
-// target returns the iptables target for a matching packet.
 func (w *writer) target(rule *ruleset.Rule, behind *rest) (string, error) {
 	switch rule.Verdict {
 	case ruleset.Continue:

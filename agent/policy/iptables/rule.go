@@ -40,28 +40,27 @@ func join(words ...string) string {
 	return strings.Join(some, " ")
 }
 
-// conditions returns the conditions of a rule for a family, one text for each necessary rule of
-// iptables. written returns a set whose elements are in the rules themselves.
-func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, written func(set string) *ruleset.Set) []string {
+// conditions returns the conditions of a rule, one text for each necessary rule of iptables.
+func (w *writer) conditions(r *ruleset.Rule) []string {
 	all := []string{""}
 	and := func(words ...string) { all = product(all, words) }
 	if r.Pair != "" {
-		and(pairs(written(r.Pair))...)
+		and(pairs(w.rs.Sets[r.Pair])...)
 	}
 	if r.InInterface != "" {
-		and(each("-i ", written(r.InInterface).Interfaces)...)
+		and(each("-i ", w.rs.Sets[r.InInterface].Interfaces)...)
 	}
 	if r.OutInterface != "" {
-		and(each("-o ", written(r.OutInterface).Interfaces)...)
+		and(each("-o ", w.rs.Sets[r.OutInterface].Interfaces)...)
 	}
 	switch {
-	case r.Loopback && hook == ruleset.Output:
+	case r.Loopback && w.hook == ruleset.Output:
 		and("-o " + ruleset.Loopback)
 	case r.Loopback:
 		and("-i " + ruleset.Loopback)
 	}
 	switch {
-	case (r.NeighborDiscovery || r.MulticastListener) && f == ruleset.IPv4:
+	case (r.NeighborDiscovery || r.MulticastListener) && w.family == ruleset.IPv4:
 		return nil
 	case r.NeighborDiscovery:
 		and(neighborDiscovery...)
@@ -78,7 +77,7 @@ func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, 
 	}
 	for _, match := range []struct{ set, fields string }{{r.SourceOut, "src,dst"}, {r.SourceIn, "src,src"}, {r.Source, "src"}, {r.Destination, "dst"}, {r.Endpoint, "dst,dst"}} {
 		if match.set != "" {
-			and(fmt.Sprintf("-m set --match-set %s %s", n.set(match.set), match.fields))
+			and(fmt.Sprintf("-m set --match-set %s %s", w.set(match.set), match.fields))
 		}
 	}
 	if len(r.Ports) > 0 {
@@ -87,7 +86,6 @@ func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, 
 	return all
 }
 
-// product returns each text with each word appended.
 func product(texts, words []string) []string {
 	var all []string
 	for _, t := range texts {
@@ -118,7 +116,6 @@ func each(before string, words []string) []string {
 // neighborDiscovery and multicastListener match the messages of the conditions of these names.
 var neighborDiscovery, multicastListener = icmpv6(255, 133, 134, 135, 136, 137), icmpv6(1, 130, 131, 132, 143)
 
-// icmpv6 matches types of messages with a hop limit.
 func icmpv6(hops int, types ...int) []string {
 	var all []string
 	for _, kind := range types {
@@ -127,7 +124,6 @@ func icmpv6(hops int, types ...int) []string {
 	return all
 }
 
-// ports returns the conditions of destination ports.
 func ports(p ruleset.Protocol, all []ruleset.PortRange) []string {
 	if len(all) == 1 {
 		return []string{fmt.Sprintf("-m %s --dport %s", p, portText(all[0]))}
@@ -157,7 +153,6 @@ func portText(r ruleset.PortRange) string {
 // maxComment is the longest comment of iptables (XT_MAX_COMMENT_LEN without its end).
 const maxComment = 255
 
-// comment returns the match comment with a text.
 func comment(text string) string {
 	if len(text) > maxComment {
 		text = strings.ToValidUTF8(text[:maxComment], "")

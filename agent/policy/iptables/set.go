@@ -21,7 +21,6 @@ import (
 // elements.
 const maxElements = 1 << 20
 
-// set is a set in the kernel.
 type set struct {
 	kind   string
 	family ruleset.Family
@@ -62,7 +61,6 @@ const (
 	leads
 )
 
-// create returns the command that makes the set.
 func (s *set) create(name string) string {
 	family := "inet"
 	if s.family == ruleset.IPv6 {
@@ -169,7 +167,6 @@ func (n names) enter(all, before map[string]*set, same bool, name string, r rank
 	all[name].members = append(all[name].members, a.String())
 }
 
-// targets lists the chains that a map leads to.
 func targets(m *ruleset.Map) []string { return slices.Compact(slices.Sorted(maps.Values(m.Chains))) }
 
 // closingSets returns the sets by which rules drop.
@@ -178,7 +175,7 @@ func closingSets(rs *ruleset.Ruleset) map[string]rank {
 	for _, c := range rs.Chains {
 		for i := range c.Rules {
 			if r := &c.Rules[i]; r.Verdict == ruleset.Drop {
-				for _, name := range []string{r.Source, r.Destination, r.Endpoint, r.Pair, r.SourceIn, r.SourceOut} {
+				for _, name := range r.Sets() {
 					all[name] = closes
 				}
 			}
@@ -194,7 +191,6 @@ type setChange struct {
 	gone []string
 }
 
-// changeOf returns the commands that change the sets from old to want.
 func changeOf(old, want map[string]*set) *setChange {
 	c := &setChange{}
 	came := map[string][]string{}

@@ -40,9 +40,8 @@ type applied struct {
 	rs    *ruleset.Ruleset
 	names names
 	sets  map[string]*set
-	// rendered and chains are by family, in the order of families.
-	rendered [2]map[string]*chain
-	chains   [2]*chains
+	// chains are by family, in the order of families.
+	chains [2]*chains
 }
 
 // New returns the rules of the network namespace at a path. An empty path stands for the network
@@ -105,18 +104,19 @@ func (t *Table) read(ctx context.Context) (*applied, error) {
 
 // change turns one ruleset into another, in the order of doc.go.
 func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset) error {
-	after := &applied{rs: rs, names: before.names, sets: before.names.setsOf(rs, before.rs, before.sets)}
+	after := &applied{rs, before.names, before.names.setsOf(rs, before.rs, before.sets), before.chains}
 	var texts [2][]byte
-	for i, f := range ruleset.Families {
-		rendered, err := after.names.renderChains(rs, f, before.rendered[i])
-		if err != nil {
-			return err
+	if !haveSameRules(before.rs, rs) {
+		for i, f := range ruleset.Families {
+			rendered, err := after.names.render(rs, f)
+			if err != nil {
+				return err
+			}
+			after.chains[i], texts[i] = rendered, restoreText(before.chains[i], rendered)
 		}
-		after.rendered[i], after.chains[i] = rendered, chainsOf(rs, rendered)
-		texts[i] = restoreText(before.chains[i], after.chains[i])
 	}
 	sets := changeOf(before.sets, after.sets)
-	counted, err := t.countsOf(ctx, before, texts)
+	counted, err := t.count(ctx, before, &texts)
 	if err != nil {
 		return err
 	}

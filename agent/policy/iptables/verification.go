@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,32 +52,31 @@ func (t *Table) Verify(ctx context.Context) error {
 
 // compare returns an error that names the first difference.
 func (c *chains) compare(have *chains) error {
-	for _, name := range slices.Sorted(maps.Keys(c.lines)) {
-		lines, ok := have.lines[name]
-		if !ok {
-			return fmt.Errorf("chain %s is missing", name)
-		}
-		ours, theirs := texts(c.lines[name]), texts(lines)
-		for i := range max(len(ours), len(theirs)) {
-			switch {
-			case i >= len(theirs):
-				return fmt.Errorf("chain %s lacks the rule %s", name, ours[i])
-			case i >= len(ours) || ours[i] != theirs[i]:
-				return fmt.Errorf("chain %s has the rule %s", name, theirs[i])
-			}
-		}
+	want, is := c.list(), have.list()
+	switch more, less := difference(want, is); {
+	case len(less) > 0:
+		return fmt.Errorf("the table lacks %s", less[0])
+	case len(more) > 0:
+		return fmt.Errorf("the table has %s", more[0])
+	case !slices.Equal(want, is):
+		return errors.New("the table has the rules in another order, or one twice")
 	}
-	for _, name := range slices.Sorted(maps.Keys(have.lines)) {
-		if _, ok := c.lines[name]; !ok {
-			return fmt.Errorf("chain %s is not of the ruleset", name)
+	return nil
+}
+
+func (c *chains) list() (all []string) {
+	for _, name := range slices.Sorted(maps.Keys(c.lines)) {
+		all = append(all, "chain "+name)
+		for _, l := range c.lines[name] {
+			all = append(all, fmt.Sprintf("in chain %s: %s", name, l.text))
 		}
 	}
 	for _, hook := range slices.Sorted(maps.Values(hooks)) {
-		if !slices.Equal(c.entries[hook], have.entries[hook]) {
-			return fmt.Errorf("chain %s does not begin with the rules of Berth", hook)
+		for _, entry := range c.entries[hook] {
+			all = append(all, fmt.Sprintf("in chain %s: %s", hook, cmp.Or(entry, "a rule before the rules of Berth")))
 		}
 	}
-	return nil
+	return all
 }
 
 // compareSets returns an error that names the first difference.
@@ -103,20 +103,13 @@ func compareSets(want map[string]*set, have map[string]map[string]bool) error {
 // methods. Counters begin at 0 with each process.
 func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) {
 	now := t.applied.Load()
-	all := map[string]ruleset.Count{}
 	if now == nil {
-		return all, nil
+		return map[string]ruleset.Count{}, nil
 	}
-	err := t.Do(func() error {
-		for i, f := range ruleset.Families {
-			saved, err := t.variant.save(ctx, f)
-			if err != nil {
-				return fmt.Errorf("read the counters of policies: %w", err)
-			}
-			_, counted := parse(saved)
-			now.chains[i].count(counted, all, nil)
-		}
-		return nil
+	var all map[string]ruleset.Count
+	err := t.Do(func() (err error) {
+		all, err = t.count(ctx, now, nil)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -125,60 +118,52 @@ func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) 
 	defer t.mu.Unlock()
 	for name, before := range t.counted {
 		if have, ok := all[name]; ok {
-			all[name] = ruleset.Count{Packets: have.Packets + before.Packets, Bytes: have.Bytes + before.Bytes}
+			all[name] = have.Plus(before)
 		}
 	}
 	return all, nil
 }
 
-// count adds the counts of rules to the counters that they name. If only is not nil, it skips
-// chains for which only returns false.
-func (c *chains) count(counted counts, all map[string]ruleset.Count, only func(chain string) bool) {
-	for name, lines := range c.lines {
-		if only != nil && !only(name) {
-			continue
-		}
-		for i, l := range lines {
-			if l.counter == "" {
-				continue
-			}
-			sum := all[l.counter]
-			if i < len(counted[name]) {
-				sum.Packets += counted[name][i].Packets
-				sum.Bytes += counted[name][i].Bytes
-			}
-			all[l.counter] = sum
-		}
-	}
-}
-
-// hasCounters reports whether any rule of the chains has a counter.
-func (c *chains) hasCounters(of map[string]bool) bool {
-	for name := range of {
-		if slices.ContainsFunc(c.lines[name], func(l line) bool { return l.counter != "" }) {
-			return true
-		}
-	}
-	return false
-}
-
-// countsOf returns the counts of the rules that a change makes anew or removes. It runs a program
-// only if such rules have counters.
-func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) (map[string]ruleset.Count, error) {
+// count returns the counts of the applied rules by the counters that they name. If texts are given,
+// it returns only the counts of rules that these make anew or remove, and runs a program only if
+// such rules have counters.
+func (t *Table) count(ctx context.Context, of *applied, texts *[2][]byte) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
 	for i, f := range ruleset.Families {
-		made := declaredIn(texts[i])
-		if before.rs == nil || !before.chains[i].hasCounters(made) {
-			continue
+		lines := of.chains[i].lines
+		if texts != nil {
+			declared := declaredIn(texts[i])
+			lines = maps.Clone(lines)
+			maps.DeleteFunc(lines, func(chain string, rules []line) bool {
+				return !declared[chain] || !slices.ContainsFunc(rules, func(l line) bool { return l.counter != "" })
+			})
+			if len(lines) == 0 {
+				continue
+			}
 		}
 		saved, err := t.variant.save(ctx, f)
 		if err != nil {
 			return nil, fmt.Errorf("read the counters of policies: %w", err)
 		}
 		_, counted := parse(saved)
-		before.chains[i].count(counted, all, func(chain string) bool { return made[chain] })
+		add(all, lines, counted)
 	}
 	return all, nil
+}
+
+func add(all map[string]ruleset.Count, lines map[string][]line, counted counts) {
+	for name, rules := range lines {
+		for i, l := range rules {
+			if l.counter == "" {
+				continue
+			}
+			var count ruleset.Count
+			if i < len(counted[name]) {
+				count = counted[name][i]
+			}
+			all[l.counter] = all[l.counter].Plus(count)
+		}
+	}
 }
 
 // keep adds counts to those of earlier rules, and forgets counters that no rule names.
@@ -186,12 +171,11 @@ func (t *Table) keep(counted map[string]ruleset.Count, now *applied) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name, n := range counted {
-		sum := t.counted[name]
-		t.counted[name] = ruleset.Count{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
+		t.counted[name] = t.counted[name].Plus(n)
 	}
 	named := map[string]ruleset.Count{}
 	for _, c := range now.chains {
-		c.count(nil, named, nil)
+		add(named, c.lines, nil)
 	}
 	maps.DeleteFunc(t.counted, func(name string, _ ruleset.Count) bool { _, ok := named[name]; return !ok })
 }

@@ -77,6 +77,7 @@ func Find(netns string, names []string) (Place, error) {
 	// ways are the node's own links that lead to the pod.
 	ways := map[int]bool{}
 	for _, l := range inside.links {
+		name := l.Attrs().Name
 		switch s, err := inside.look(l); {
 		case err != nil:
 			return Place{}, err
@@ -84,22 +85,21 @@ func Find(netns string, names []string) (Place, error) {
 			if p.Unseen == nil {
 				p.Unseen = map[string]Reason{}
 			}
-			p.Unseen[l.Attrs().Name] = s.why
+			p.Unseen[name] = s.why
 		case s.way != nil:
-			name := s.way.Attrs().Name
-			p.Ways = append(p.Ways, name)
+			p.Ways = append(p.Ways, s.way.Attrs().Name)
 			if ways[s.way.Attrs().Index] = true; s.port != "" {
-				p.Bridges = append(p.Bridges, name)
-				p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
-				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: inside.addresses[l.Attrs().Index]})
+				p.Bridges = append(p.Bridges, s.way.Attrs().Name)
+				p.Bridged = append(p.Bridged, l.addresses...)
+				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: l.addresses})
 			}
 		default:
-			p.Direct = append(p.Direct, l.Attrs().Name)
-			for _, a := range inside.addresses[l.Attrs().Index] {
+			p.Direct = append(p.Direct, name)
+			for _, a := range l.addresses {
 				if p.Addresses == nil {
 					p.Addresses = map[netip.Addr]string{}
 				}
-				p.Addresses[a] = l.Attrs().Name
+				p.Addresses[a] = name
 			}
 		}
 	}
@@ -110,14 +110,13 @@ func Find(netns string, names []string) (Place, error) {
 			p.ByWire = append(p.ByWire, a)
 		}
 	}
-	slices.SortFunc(p.ByWire, netip.Addr.Compare)
-	slices.Sort(p.Ways)
-	p.Ways = slices.Compact(p.Ways)
 	slices.Sort(p.Direct)
+	slices.Sort(p.Ways)
 	slices.Sort(p.Bridges)
-	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
-	p.Bridges = slices.Compact(p.Bridges)
+	p.Ways, p.Bridges = slices.Compact(p.Ways), slices.Compact(p.Bridges)
+	slices.SortFunc(p.ByWire, netip.Addr.Compare)
 	slices.SortFunc(p.Bridged, netip.Addr.Compare)
+	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
 	return p, nil
 }
 
@@ -139,13 +138,15 @@ func byWire(a netip.Addr, ways map[int]bool) (bool, error) {
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return !ways[r.LinkIndex] }), nil
 }
 
-// namespace has the interfaces of a pod.
+// link is an interface of a pod. isPort says that it is a port of another link there, except a VRF.
+type link struct {
+	netlink.Link
+	addresses []netip.Addr
+	isPort    bool
+}
+
 type namespace struct {
-	links []netlink.Link
-	// addresses has the addresses of links by the link's index.
-	addresses map[int][]netip.Addr
-	// ports are the indexes of links that are ports of another link there, except a VRF.
-	ports map[int]bool
+	links []link
 	// id is the node's number for the namespace, -1 if there is none.
 	id int
 }
@@ -164,7 +165,7 @@ func linksOf(path string, names []string) (namespace, error) {
 	if isNode, err := IsNode(path); isNode || err != nil {
 		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s leads to the node's network namespace", ErrNoNamespace, path))
 	}
-	n := namespace{addresses: map[int][]netip.Addr{}, ports: map[int]bool{}}
+	var n namespace
 	if n.id, err = netlink.GetNetNsIdByFd(int(netns.Fd())); err != nil {
 		return namespace{}, fmt.Errorf("find the number of network namespace %s: %w", path, err)
 	}
@@ -177,17 +178,15 @@ func linksOf(path string, names []string) (namespace, error) {
 			if !isOfPlugin(l, names) {
 				continue
 			}
-			if of := l.Attrs().MasterIndex; of != 0 {
-				n.ports[l.Attrs().Index] = !slices.ContainsFunc(all, func(m netlink.Link) bool { return m.Attrs().Index == of && m.Type() == "vrf" })
-			}
+			of := l.Attrs().MasterIndex
+			isPort := of != 0 && !slices.ContainsFunc(all, func(m netlink.Link) bool { return m.Attrs().Index == of && m.Type() == "vrf" })
 			addrs, err := linkAddresses(l)
 			if err != nil {
 				return err
 			}
 			// A link that is down but has addresses may be set up again.
 			if l.Attrs().Flags&net.FlagUp != 0 || len(addrs) > 0 {
-				n.links = append(n.links, l)
-				n.addresses[l.Attrs().Index] = addrs
+				n.links = append(n.links, link{l, addrs, isPort})
 			}
 		}
 		return nil
@@ -207,7 +206,6 @@ func IsNode(netns string) (bool, error) {
 	return is, nil
 }
 
-// isOfPlugin reports whether a CNI plugin made a link.
 func isOfPlugin(l netlink.Link, names []string) bool {
 	attrs := l.Attrs()
 	if attrs.Flags&net.FlagLoopback != 0 {
@@ -227,7 +225,6 @@ func isOfPlugin(l netlink.Link, names []string) bool {
 	}
 }
 
-// linkAddresses lists a link's addresses.
 func linkAddresses(l netlink.Link) ([]netip.Addr, error) {
 	found, err := netlinksafe.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
@@ -255,9 +252,9 @@ type sight struct {
 
 // look returns where the packets of a link of the namespace can be seen. Packets of a port of a
 // bridge in the namespace, as virtual machines use, do not pass the hooks there.
-func (n namespace) look(l netlink.Link) (sight, error) {
-	s, err := n.seen(l)
-	if err == nil && s == (sight{}) && n.ports[l.Attrs().Index] {
+func (n namespace) look(l link) (sight, error) {
+	s, err := n.seen(l.Link)
+	if err == nil && s == (sight{}) && l.isPort {
 		s = sight{why: Enslaved}
 	}
 	return s, err

@@ -211,7 +211,7 @@ func (c *Cluster) ChangeUnseen() {
 		if name, ok := fromMap(r, c.network, types.NamespacedName.String); ok {
 			c.note("NetworkPolicy %s deleted", name)
 			delete(c.network, name)
-			c.tell(func(x *policy.Index) { x.DeleteNetworkPolicy(name.Namespace, name.Name) })
+			c.tell(func(x *policy.Index) { x.DeletePolicy(name) })
 		}
 	case n < 93:
 		c.setClusterPolicy()
@@ -219,7 +219,7 @@ func (c *Cluster) ChangeUnseen() {
 		if name, ok := fromMap(r, c.cluster, func(name string) string { return name }); ok {
 			c.note("ClusterNetworkPolicy %s deleted", name)
 			delete(c.cluster, name)
-			c.tell(func(x *policy.Index) { x.DeleteClusterPolicy(name) })
+			c.tell(func(x *policy.Index) { x.DeletePolicy(types.NamespacedName{Name: name}) })
 		}
 	case n < 97:
 		c.setNode(r.IntN(3))
@@ -256,10 +256,10 @@ func (c *Cluster) SetPolicies(policies Policies) {
 	gone := c.Policies()
 	c.tell(func(x *policy.Index) {
 		for _, p := range gone.Network {
-			x.DeleteNetworkPolicy(p.Namespace, p.Name)
+			x.DeletePolicy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name})
 		}
 		for _, p := range gone.Cluster {
-			x.DeleteClusterPolicy(p.Name)
+			x.DeletePolicy(types.NamespacedName{Name: p.Name})
 		}
 		policies.Tell(x)
 	})

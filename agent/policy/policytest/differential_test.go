@@ -475,13 +475,13 @@ func name(l *Local) string {
 func path(rs *ruleset.Ruleset, d ruleset.Decision) string {
 	var b strings.Builder
 	for _, s := range d.Path {
-		fmt.Fprintf(&b, "%s %d: %s -> %s\n", s.Chain, s.Index, ruleset.RuleText(rs, rs.Chains[s.Chain], s.Rule), s.Next)
+		fmt.Fprintf(&b, "%s %d: %s -> %s\n", s.Chain, s.Index, ruleset.RuleText(rs.Chains[s.Chain], s.Rule), s.Next)
 	}
 	for _, s := range d.Path {
 		if chain := rs.Chains[s.Next]; chain != nil {
 			fmt.Fprintf(&b, "chain %s\n", s.Next)
 			for i := range chain.Rules {
-				fmt.Fprintf(&b, "\t%s\n", ruleset.RuleText(rs, chain, &chain.Rules[i]))
+				fmt.Fprintf(&b, "\t%s\n", ruleset.RuleText(chain, &chain.Rules[i]))
 			}
 		}
 	}

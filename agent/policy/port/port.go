@@ -76,7 +76,6 @@ func tableOf(ports []place.Port) *nftables.Table {
 	return t
 }
 
-// addressesOf yields the addresses of one family with their ports.
 func addressesOf(ports []place.Port, ip *nftables.IP) iter.Seq[nftables.Element] {
 	return func(yield func(nftables.Element) bool) {
 		for _, p := range ports {

@@ -31,68 +31,37 @@ func TestAdditive(t *testing.T) {
 		}
 		return s
 	}
-	ingress := func(all map[string]string) *ruleset.Map {
-		m := &ruleset.Map{Name: "ingress4", Family: ruleset.IPv4, Chains: map[netip.Addr]string{}}
-		for a, chain := range all {
-			m.Chains[addr(a)] = chain
-		}
-		return m
+	rule := func(v ruleset.Verdict) *ruleset.Chain {
+		return rules("p-web", ruleset.NoHook, ruleset.Rule{Family: ruleset.IPv4, Source: "peers4", Protocol: ruleset.TCP, Verdict: v})
 	}
-	jump := ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"}
-	drop, accept := ruleset.Rule{Verdict: ruleset.Drop}, ruleset.Rule{Verdict: ruleset.Accept}
-	to := func(ports ...uint16) ruleset.Rule {
-		r := ruleset.Rule{Family: ruleset.IPv4, Source: "peers4", Protocol: ruleset.TCP, Verdict: ruleset.Accept}
-		for _, p := range ports {
-			r.Ports = append(r.Ports, ruleset.PortRange{First: p, Last: p})
-		}
-		return r
-	}
-	denied := to(22)
-	denied.Verdict = ruleset.Drop
-	returned := to(22)
-	returned.Verdict = ruleset.Return
-	web := func(all ...ruleset.Rule) *ruleset.Chain { return rules("p-web", ruleset.NoHook, all...) }
-	server := func(all ...ruleset.Rule) *ruleset.Chain { return rules("i-server", ruleset.NoHook, all...) }
-	more := rules("p-more", ruleset.NoHook, to(81))
-	deny := rules("p-more", ruleset.NoHook, denied)
+	both := rules("p-web", ruleset.NoHook, rule(ruleset.Accept).Rules[0], rule(ruleset.Drop).Rules[0])
+	governed := &ruleset.Map{Name: "ingress4", Family: ruleset.IPv4, Chains: map[netip.Addr]string{addr("10.0.2.2"): "i-server", addr("10.0.2.3"): "i-server"}}
 	for _, tc := range []struct {
 		name string
-		// old and now have the changes of isolated; back says whether the change of now to old is
-		// additive.
+		// on has the changes of isolated that both rulesets have; old and now have what differs.
+		// back says whether the change of now to old is additive.
+		on         *ruleset.Chain
 		old, now   []any
 		want, back bool
 	}{
 		{name: "nothing", want: true, back: true},
-		{name: "the same anew", now: []any{server(isolated.Chains["i-server"].Rules...)}, want: true, back: true},
-		{name: "another counter", now: []any{server(jump, ruleset.Rule{Counter: "other", Verdict: ruleset.Drop})}, want: true, back: true},
 		{name: "a peer", old: []any{peers("10.0.1.2")}, now: []any{peers("10.0.1.2", "10.0.1.3")}, want: true},
 		{name: "another peer", old: []any{peers("10.0.1.2")}, now: []any{peers("10.0.1.3")}},
-		{name: "a denied peer", old: []any{web(denied), peers("10.0.1.2")}, now: []any{web(denied), peers("10.0.1.2", "10.0.1.3")}, back: true},
-		{name: "a peer that is passed to the next tier", old: []any{web(returned, to(80)), peers("10.0.1.2")}, now: []any{web(returned, to(80)), peers("10.0.1.2", "10.0.1.3")}},
-		{name: "a peer that is allowed and denied", old: []any{web(to(80), denied), peers("10.0.1.2")}, now: []any{web(to(80), denied), peers("10.0.1.2", "10.0.1.3")}},
-		{name: "a wider block", old: []any{ranges("10.0.1.0", "10.0.1.9")}, now: []any{ranges("10.0.0.0", "10.0.1.9", "10.0.3.0", "10.0.3.9")}, want: true},
-		{name: "an exception of a block", old: []any{ranges("10.0.1.0", "10.0.1.9")}, now: []any{ranges("10.0.1.0", "10.0.1.4", "10.0.1.6", "10.0.1.9")}, back: true},
-		{name: "a block that moves", old: []any{ranges("10.0.1.0", "10.0.1.9")}, now: []any{ranges("10.0.1.1", "10.0.1.10")}},
+		{name: "the same peer anew", old: []any{peers("10.0.1.2")}, now: []any{peers("10.0.1.2")}, want: true, back: true},
+		{name: "a denied peer", on: rule(ruleset.Drop), old: []any{peers("10.0.1.2")}, now: []any{peers("10.0.1.2", "10.0.1.3")}, back: true},
+		{name: "a peer that is passed to the next tier", on: rule(ruleset.Return), old: []any{peers("10.0.1.2")}, now: []any{peers("10.0.1.2", "10.0.1.3")}},
+		{name: "a peer that is allowed and denied", on: both, old: []any{peers("10.0.1.2")}, now: []any{peers("10.0.1.2", "10.0.1.3")}},
+		{name: "a block, of which nobody can tell", old: []any{ranges("10.0.1.0", "10.0.1.9")}, now: []any{ranges("10.0.0.0", "10.0.1.9")}},
 		{name: "a block in place of peers", old: []any{peers("10.0.1.2")}, now: []any{ranges("10.0.0.0", "10.0.1.9")}},
-		{name: "a port", old: []any{web(to(80))}, now: []any{web(to(80, 443))}, want: true},
-		{name: "another port", old: []any{web(to(80))}, now: []any{web(to(443))}},
-		{name: "all ports", old: []any{web(to(80))}, now: []any{web(to())}, want: true},
-		{name: "all peers", old: []any{web(to(80))}, now: []any{web(ruleset.Rule{Family: ruleset.IPv4, Protocol: ruleset.TCP, Ports: to(80).Ports, Verdict: ruleset.Accept})}, want: true},
-		{name: "a rule that accepts", old: []any{web(to(80))}, now: []any{web(to(81), to(80))}, want: true},
-		{name: "a rule that drops", old: []any{web(to(80))}, now: []any{web(denied, to(80))}, back: true},
-		{name: "a rule that passes to the next tier", old: []any{web(to(80))}, now: []any{web(returned, to(80))}},
-		{name: "rules in another order, of which nobody can tell", old: []any{web(denied, to(22))}, now: []any{web(to(22), denied)}},
-		{name: "a policy that accepts", old: []any{more}, now: []any{more, server(jump, ruleset.Rule{Verdict: ruleset.Jump, Target: "p-more"}, drop)}, want: true},
-		{name: "a policy that drops", old: []any{deny}, now: []any{deny, server(ruleset.Rule{Verdict: ruleset.Jump, Target: "p-more"}, jump, drop)}, back: true},
-		{name: "isolation", old: []any{server(jump, accept)}, now: []any{server(jump, drop)}, back: true},
-		{name: "a governed pod", now: []any{ingress(map[string]string{"10.0.2.2": "i-server", "10.0.2.3": "i-server"})}, back: true},
-		{name: "a governed pod to which everything may go", old: []any{server(jump)}, now: []any{server(jump), ingress(map[string]string{"10.0.2.2": "i-server", "10.0.2.3": "i-server"})}, want: true, back: true},
-		{name: "another chain of a pod", old: []any{rules("i-other", ruleset.NoHook, drop)}, now: []any{rules("i-other", ruleset.NoHook, drop), ingress(map[string]string{"10.0.2.2": "i-other"})}, back: true},
-		{name: "a base chain that drops", now: []any{rules("second", ruleset.Forward, drop)}, back: true},
-		{name: "an established connection", old: []any{rules("second", ruleset.Forward, ruleset.Rule{Established: true, Verdict: ruleset.Accept}, drop)}, now: []any{rules("second", ruleset.Forward, drop)}, back: true},
+		{name: "a rule, of which nobody can tell", now: []any{rule(ruleset.Accept)}},
+		{name: "a governed pod", now: []any{governed}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			old, now := rulesettest.With(isolated, tc.old...), rulesettest.With(isolated, tc.now...)
+			base := isolated
+			if tc.on != nil {
+				base = rulesettest.With(base, tc.on)
+			}
+			old, now := rulesettest.With(base, tc.old...), rulesettest.With(base, tc.now...)
 			for _, rs := range []*ruleset.Ruleset{old, now} {
 				if err := rulesettest.Check(rs); err != nil {
 					t.Fatal(err)
@@ -108,42 +77,40 @@ func TestAdditive(t *testing.T) {
 	}
 }
 
-// Each condition of a rule and each kind of elements counts.
+// Each set that a rule can name counts, and each kind of elements.
 func TestAdditiveFields(t *testing.T) {
-	of := func(rule ruleset.Rule, set *ruleset.Set) *ruleset.Ruleset {
-		rs := of(rules("forward", ruleset.Forward, rule, ruleset.Rule{Verdict: ruleset.Drop}))
-		rs.Sets[set.Name] = set
-		return rs
+	additive := func(rule ruleset.Rule, old, set *ruleset.Set) bool {
+		rs := of(rules("forward", ruleset.Forward, rule))
+		return ruleset.Additive(rulesettest.With(rs, old), rulesettest.With(rs, set))
 	}
+	named := 0
 	for field := range reflect.TypeFor[ruleset.Rule]().Fields() {
 		rule := ruleset.Rule{Verdict: ruleset.Accept}
-		switch f := reflect.ValueOf(&rule).Elem().FieldByIndex(field.Index); {
-		case slices.Contains([]string{"SourceMap", "DestinationMap", "Verdict", "Target", "Counter", "Origin"}, field.Name):
+		f := reflect.ValueOf(&rule).Elem().FieldByIndex(field.Index)
+		if f.Kind() != reflect.String || slices.Contains([]string{"SourceMap", "DestinationMap", "Target", "Counter"}, field.Name) {
 			continue
-		case f.Kind() == reflect.String:
-			f.SetString("set")
-		case f.Kind() == reflect.Bool:
-			f.SetBool(true)
-		case f.CanUint():
-			f.SetUint(1)
-		case f.Kind() == reflect.Slice:
-			f.Set(reflect.MakeSlice(field.Type, 1, 1))
 		}
-		set := &ruleset.Set{Name: "set"}
-		wide, narrow := of(ruleset.Rule{Verdict: ruleset.Accept}, set), of(rule, set)
-		if ruleset.Additive(wide, narrow) || !ruleset.Additive(narrow, wide) {
+		named++
+		f.SetString("set")
+		none, some := &ruleset.Set{Name: "set"}, &ruleset.Set{Name: "set", Addresses: []netip.Addr{addr("10.0.0.1")}}
+		if additive(rule, some, none) || !additive(rule, none, some) {
 			t.Errorf("%s does not count", field.Name)
 		}
+	}
+	if named != 8 {
+		t.Errorf("%d fields name sets", named)
 	}
 	for field := range reflect.TypeFor[ruleset.Set]().Fields() {
 		if field.Type.Kind() != reflect.Slice {
 			continue
 		}
 		some, none := &ruleset.Set{Name: "set"}, &ruleset.Set{Name: "set"}
+		if field.Name == "Ranges" {
+			some.Kind, none.Kind = ruleset.Ranges, ruleset.Ranges
+		}
 		f := reflect.ValueOf(some).Elem().FieldByIndex(field.Index)
 		f.Set(reflect.MakeSlice(field.Type, 1, 1))
-		rule := ruleset.Rule{Source: "set", Verdict: ruleset.Accept}
-		if ruleset.Additive(of(rule, some), of(rule, none)) {
+		if additive(ruleset.Rule{Source: "set", Verdict: ruleset.Accept}, some, none) {
 			t.Errorf("elements of %s do not count", field.Name)
 		}
 	}
@@ -261,8 +228,7 @@ func worse(old, rs *ruleset.Ruleset) (p ruleset.Packet, found bool) {
 	return p, false
 }
 
-// No packet that a ruleset accepts is dropped after an additive change, and most changes after
-// which none is are known to be additive.
+// No packet that a ruleset accepts is dropped after an additive change.
 func TestAdditiveWalk(t *testing.T) {
 	r := small{Rand: rand.New(rand.NewPCG(seedtest.Seed(t), 0))}
 	additive, harmless, harmful := 0, 0, 0
@@ -286,7 +252,7 @@ func TestAdditiveWalk(t *testing.T) {
 		}
 	}
 	t.Logf("%d changes are additive, %d have packets dropped, and %d do not", additive, harmful, harmless)
-	if harmful < 200 || additive < harmless {
+	if harmful < 200 || additive < 20 {
 		t.Errorf("%d changes are additive, %d have packets dropped, and %d do not", additive, harmful, harmless)
 	}
 }

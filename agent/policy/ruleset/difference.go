@@ -3,6 +3,7 @@
 package ruleset
 
 import (
+	"maps"
 	"net/netip"
 	"strings"
 )
@@ -20,7 +21,7 @@ func Difference(old, s *Set) (gone, came *Set) {
 }
 
 func (s *Set) isEmpty() bool {
-	return len(s.Addresses)+len(s.Ranges)+len(s.Endpoints)+len(s.Pairs)+len(s.Links)+len(s.Interfaces) == 0
+	return len(s.Addresses)+len(s.Endpoints)+len(s.Pairs)+len(s.Links)+len(s.Interfaces) == 0
 }
 
 // difference returns the elements that are in only one of two sorted lists. Most lists differ in
@@ -43,4 +44,31 @@ func difference[E comparable](old, list []E, compare func(a, b E) int) (gone, ca
 		}
 	}
 	return append(gone, old...), append(came, list...)
+}
+
+// Additive reports whether a ruleset accepts all packets that an older ruleset accepts. It can tell
+// only if nothing but sets changed, as when a peer comes; otherwise it returns false.
+func Additive(old, rs *Ruleset) bool {
+	if !maps.Equal(old.Maps, rs.Maps) || !maps.Equal(old.Chains, rs.Chains) {
+		return false
+	}
+	grew, shrank := map[string]bool{}, map[string]bool{}
+	for name, s := range rs.Sets {
+		if before := old.Sets[name]; before != nil && before != s {
+			gone, came := Difference(before, s)
+			isOther := s.Kind == Ranges || before.Kind != s.Kind
+			grew[name], shrank[name] = isOther || !came.isEmpty(), isOther || !gone.isEmpty()
+		}
+	}
+	for _, c := range rs.Chains {
+		for i := range c.Rules {
+			for _, name := range c.Rules[i].Sets() {
+				v := c.Rules[i].Verdict
+				if grew[name] && v != Accept || shrank[name] && v != Drop {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }

@@ -43,6 +43,14 @@ func (rs *Ruleset) IsNode(a netip.Addr) bool {
 	return set != nil && set.has(a)
 }
 
+// HookTo is the hook of the node that a pod's packets to an address pass; rs may be nil.
+func (rs *Ruleset) HookTo(a netip.Addr) Hook {
+	if rs != nil && rs.IsNode(a) {
+		return Input
+	}
+	return Forward
+}
+
 // MaxName is the longest name of a set, map or chain. Some kernels limit names of sets to 31 bytes;
 // all other limits are higher.
 const MaxName = 31
@@ -220,6 +228,11 @@ type Rule struct {
 	Origin *Origin
 }
 
+// Sets are the names of the sets in the rule's conditions, empty for absent conditions.
+func (r *Rule) Sets() [8]string {
+	return [...]string{r.InInterface, r.OutInterface, r.SourceIn, r.SourceOut, r.Source, r.Destination, r.Endpoint, r.Pair}
+}
+
 // Verdict decides about a packet that matched.
 type Verdict uint8
 
@@ -261,8 +274,14 @@ const (
 	Egress  Direction = "Egress"
 )
 
+// Directions are both.
+var Directions = [2]Direction{Ingress, Egress}
+
 // Count is the number of packets that the rules of a counter matched, and their bytes.
 type Count struct{ Packets, Bytes uint64 }
+
+// Plus returns the sum.
+func (c Count) Plus(d Count) Count { return Count{c.Packets + d.Packets, c.Bytes + d.Bytes} }
 
 // ErrChanged says that the kernel no longer has the last applied ruleset: another program changed
 // it.

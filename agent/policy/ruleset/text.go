@@ -3,6 +3,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"unicode"
@@ -15,37 +16,31 @@ const TableName = "berth-policy"
 
 // Comment returns the reason of a rule, for people who read the kernel's rules.
 func (r *Rule) Comment() string {
-	var text string
 	switch {
 	case r.Origin != nil:
-		text = r.Origin.String()
+		return r.Origin.String()
 	case r.Established:
-		text = "connections that may go on"
+		return "connections that may go on"
 	case r.NeighborDiscovery:
-		text = "neighbour discovery"
+		return "neighbour discovery"
 	case r.MulticastListener:
-		text = "multicast listeners"
+		return "multicast listeners"
 	case r.SourceOut != "", r.Pair != "":
-		text = "a pod that calls itself"
+		return "a pod that calls itself"
 	case r.SourceMap != "":
-		text = "egress rules of the source"
+		return "egress rules of the source"
 	case r.DestinationMap != "":
-		text = "ingress rules of the destination"
+		return "ingress rules of the destination"
 	case r.LocalSource:
-		text = "packets of the node itself"
+		return "packets of the node itself"
 	case r.Loopback:
-		text = "packets of the pod to itself"
-	default:
-		text = r.Verdict.String()
-		if r.Target != "" {
-			text += " " + r.Target
-		}
+		return "packets of the pod to itself"
 	}
-	return text
+	return strings.TrimSpace(r.Verdict.String() + " " + r.Target)
 }
 
 // RuleText returns a rule of a chain in the syntax of nft.
-func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
+func RuleText(c *Chain, r *Rule) string {
 	words := conditionWords(c, r)
 	if r.Counter != "" {
 		words = append(words, fmt.Sprintf("counter name %q", r.Counter))
@@ -56,12 +51,12 @@ func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
 	case r.DestinationMap != "":
 		words = append(words, ipWord(r)+" daddr vmap @"+r.DestinationMap)
 	case r.Target != "":
-		words = append(words, fmt.Sprintf("%s %s", r.Verdict, r.Target))
+		words = append(words, r.Verdict.String()+" "+r.Target)
 	case r.Verdict != Continue || len(words) == 0:
-		words = append(words, fmt.Sprint(r.Verdict))
+		words = append(words, r.Verdict.String())
 	}
 	if r.Origin != nil {
-		words = append(words, fmt.Sprintf("# %s", r.Origin))
+		words = append(words, "# "+r.Origin.String())
 	}
 	return strings.Join(words, " ")
 }
@@ -73,19 +68,11 @@ func ipWord(r *Rule) string {
 	return "ip"
 }
 
-// conditionWords returns the conditions of a rule in the syntax of nft.
 func conditionWords(c *Chain, r *Rule) []string {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
-	ip := ipWord(r)
 	if r.Established {
 		add("ct state established,related")
-	}
-	if r.InInterface != "" {
-		add("iifname @%s", r.InInterface)
-	}
-	if r.OutInterface != "" {
-		add("oifname @%s", r.OutInterface)
 	}
 	if r.Loopback && c.Hook == Output {
 		add("oifname %q", Loopback)
@@ -95,23 +82,10 @@ func conditionWords(c *Chain, r *Rule) []string {
 	if r.LocalSource {
 		add("fib saddr type local")
 	}
-	if r.SourceOut != "" {
-		add("%s saddr . oifname @%s", ip, r.SourceOut)
-	}
-	if r.SourceIn != "" {
-		add("%s saddr . iifname @%s", ip, r.SourceIn)
-	}
-	if r.Pair != "" {
-		add("%s saddr . %s daddr @%s", ip, ip, r.Pair)
-	}
-	if r.Source != "" {
-		add("%s saddr @%s", ip, r.Source)
-	}
-	if r.Destination != "" {
-		add("%s daddr @%s", ip, r.Destination)
-	}
-	if r.Endpoint != "" {
-		add("%s daddr . meta l4proto . th dport @%s", ip, r.Endpoint)
+	for _, l := range lookups {
+		if set := l.set(r); set != "" {
+			add("%s @%s", strings.ReplaceAll(l.fields, "ip ", ipWord(r)+" "), set)
+		}
 	}
 	if r.Family != AnyFamily && r.Source+r.Destination+r.Endpoint+r.Pair+r.SourceIn+r.SourceOut+r.SourceMap+r.DestinationMap == "" {
 		add("meta nfproto %s", r.Family)
@@ -146,59 +120,22 @@ func portsText(ports []PortRange) string {
 	return "{ " + strings.Join(all, ", ") + " }"
 }
 
-// String returns the name that nft has for it.
-func (f Family) String() string {
-	switch f {
-	case IPv4:
-		return "ipv4"
-	case IPv6:
-		return "ipv6"
-	}
-	return "inet"
-}
+// The names that nft has.
+var (
+	familyNames   = [...]string{"inet", "ipv4", "ipv6"}
+	protocolNames = map[Protocol]string{TCP: "tcp", UDP: "udp", SCTP: "sctp"}
+	hookNames     = [...]string{"none", "forward", "input", "output"}
+	verdictNames  = [...]string{"continue", "accept", "drop", "return", "jump", "goto"}
+)
+
+func (f Family) String() string { return familyNames[f] }
 
 // String returns the name of a protocol of policies, and the number of another.
-func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "tcp"
-	case UDP:
-		return "udp"
-	case SCTP:
-		return "sctp"
-	}
-	return fmt.Sprint(uint8(p))
-}
+func (p Protocol) String() string { return cmp.Or(protocolNames[p], fmt.Sprint(uint8(p))) }
 
-// String returns the name that nft has for it.
-func (h Hook) String() string {
-	switch h {
-	case Forward:
-		return "forward"
-	case Input:
-		return "input"
-	case Output:
-		return "output"
-	}
-	return "none"
-}
+func (h Hook) String() string { return hookNames[h] }
 
-// String returns the name that nft has for it.
-func (v Verdict) String() string {
-	switch v {
-	case Accept:
-		return "accept"
-	case Drop:
-		return "drop"
-	case Return:
-		return "return"
-	case Jump:
-		return "jump"
-	case Goto:
-		return "goto"
-	}
-	return "continue"
-}
+func (v Verdict) String() string { return verdictNames[v] }
 
 // String returns the range in the form of nft: as a prefix if possible.
 func (r AddressRange) String() string {
@@ -221,20 +158,17 @@ func (o *Origin) Policy() string {
 
 // String names the policy and the part of it.
 func (o *Origin) String() string {
-	var b strings.Builder
-	if o.Kind == "" {
-		b.WriteString("default deny of NetworkPolicies")
-		if o.Direction != "" {
-			fmt.Fprintf(&b, ", %s", o.Direction)
-		}
-		return b.String()
+	switch {
+	case o.Kind == "" && o.Direction == "":
+		return "default deny of NetworkPolicies"
+	case o.Kind == "":
+		return fmt.Sprintf("default deny of NetworkPolicies, %s", o.Direction)
 	}
-	b.WriteString(o.Policy())
-	fmt.Fprintf(&b, ", %s rule %d", o.Direction, o.Rule)
+	text := fmt.Sprintf("%s, %s rule %d", o.Policy(), o.Direction, o.Rule)
 	if o.RuleName != "" {
-		fmt.Fprintf(&b, " (%s)", strings.Map(plain, o.RuleName))
+		text += " (" + strings.Map(plain, o.RuleName) + ")"
 	}
-	return b.String()
+	return text
 }
 
 // plain replaces a character of a user's text that could end a line or a quoted text. Rules are

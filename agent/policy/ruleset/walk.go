@@ -102,7 +102,6 @@ func (w *Walker) Walk(p Packet) Decision {
 	return d
 }
 
-// place is a chain and its next rule.
 type place struct {
 	chain *Chain
 	next  int
@@ -148,7 +147,6 @@ func (w *Walker) run(base *Chain, p Packet, path *[]Step) (Verdict, *Rule) {
 	}
 }
 
-// apply returns the verdict of a rule on a packet, and whether it matches.
 func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, matches bool) {
 	if r.Family != AnyFamily && r.Family != FamilyOf(p.Source) {
 		return 0, "", false
@@ -171,26 +169,31 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 	if len(r.Ports) > 0 && !slices.ContainsFunc(r.Ports, func(ports PortRange) bool { return ports.First <= p.Port && p.Port <= ports.Last }) {
 		return 0, "", false
 	}
-	for _, condition := range []struct {
-		set  string
-		pass func(*Set) bool
-	}{
-		{r.InInterface, func(s *Set) bool { return isIn(p.InInterface, s.Interfaces, strings.Compare) }},
-		{r.OutInterface, func(s *Set) bool { return isIn(p.OutInterface, s.Interfaces, strings.Compare) }},
-		{r.Source, func(s *Set) bool { return s.has(p.Source) }},
-		{r.Destination, func(s *Set) bool { return s.has(p.Destination) }},
-		{r.Endpoint, func(s *Set) bool {
-			return isIn(Endpoint{p.Destination, p.Protocol, p.Port}, s.Endpoints, Endpoint.Compare)
-		}},
-		{r.SourceIn, func(s *Set) bool { return isIn(Link{p.Source, p.InInterface}, s.Links, Link.Compare) }},
-		{r.SourceOut, func(s *Set) bool { return isIn(Link{p.Source, p.OutInterface}, s.Links, Link.Compare) }},
-		{r.Pair, func(s *Set) bool { return isIn(Pair{p.Source, p.Destination}, s.Pairs, Pair.Compare) }},
-	} {
-		if condition.set != "" && !condition.pass(w.rs.Sets[condition.set]) {
+	for i := range lookups {
+		if set := lookups[i].set(r); set != "" && !lookups[i].has(w.rs.Sets[set], p) {
 			return 0, "", false
 		}
 	}
 	return r.Verdict, r.Target, true
+}
+
+// lookups are the conditions of rules by sets, each with the fields of a packet that the set has,
+// in the syntax of nft.
+var lookups = [...]struct {
+	fields string
+	set    func(*Rule) string
+	has    func(*Set, Packet) bool
+}{
+	{"iifname", func(r *Rule) string { return r.InInterface }, func(s *Set, p Packet) bool { return isIn(p.InInterface, s.Interfaces, strings.Compare) }},
+	{"oifname", func(r *Rule) string { return r.OutInterface }, func(s *Set, p Packet) bool { return isIn(p.OutInterface, s.Interfaces, strings.Compare) }},
+	{"ip saddr . oifname", func(r *Rule) string { return r.SourceOut }, func(s *Set, p Packet) bool { return isIn(Link{p.Source, p.OutInterface}, s.Links, Link.Compare) }},
+	{"ip saddr . iifname", func(r *Rule) string { return r.SourceIn }, func(s *Set, p Packet) bool { return isIn(Link{p.Source, p.InInterface}, s.Links, Link.Compare) }},
+	{"ip saddr . ip daddr", func(r *Rule) string { return r.Pair }, func(s *Set, p Packet) bool { return isIn(Pair{p.Source, p.Destination}, s.Pairs, Pair.Compare) }},
+	{"ip saddr", func(r *Rule) string { return r.Source }, func(s *Set, p Packet) bool { return s.has(p.Source) }},
+	{"ip daddr", func(r *Rule) string { return r.Destination }, func(s *Set, p Packet) bool { return s.has(p.Destination) }},
+	{"ip daddr . meta l4proto . th dport", func(r *Rule) string { return r.Endpoint }, func(s *Set, p Packet) bool {
+		return isIn(Endpoint{p.Destination, p.Protocol, p.Port}, s.Endpoints, Endpoint.Compare)
+	}},
 }
 
 // lookup returns where a map leads from an address.
@@ -212,7 +215,6 @@ func (s *Set) has(a netip.Addr) bool {
 	return false
 }
 
-// isIn reports whether a sorted list has an element.
 func isIn[E any](e E, all []E, compare func(a, b E) int) bool {
 	_, found := slices.BinarySearchFunc(all, e, compare)
 	return found

@@ -16,9 +16,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Connection is a connection of TCP or UDP.
@@ -35,13 +36,8 @@ type Connection struct {
 // Connections lists the connections that lead out of the network namespace at a path. It blocks for
 // the kernel.
 func Connections(netns string) ([]Connection, error) {
-	namespace, err := ns.GetNS(netns)
-	if err != nil {
-		return nil, fmt.Errorf("open network namespace %s: %w", netns, err)
-	}
-	defer namespace.Close()
 	var all []Connection
-	err = namespace.Do(func(ns.NetNS) error {
+	err := rtnl.InNetNS(netns, func() error {
 		for protocol, list := range map[byte]func(family uint8) ([]*netlink.Socket, error){unix.IPPROTO_TCP: netlink.SocketDiagTCP, unix.IPPROTO_UDP: netlink.SocketDiagUDP} {
 			// The kernel lists the listening sockets first, and a socket may begin to listen meanwhile. So
 			// sockets are listed again.

@@ -14,10 +14,11 @@ import (
 // whole returns the change from any table in the kernel to a ruleset's table: it makes new objects
 // under other names, changes the base chains to them, and then removes the old objects.
 func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.Change, *applied) {
-	after := newApplied(rs, next(have))
-	if anew {
-		after.names = ""
+	var n names
+	if !anew {
+		n = next(have)
 	}
+	after := newApplied(rs, n)
 	return nftables.Replacement(have, after.table(), anew), after
 }
 
@@ -26,54 +27,56 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 // set or map.
 func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
 	old, n := before.rs, before.names
-	sets, maps, chains := compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)
+	newSets, sets, goneSets := compare(old.Sets, rs.Sets)
+	newMaps, maps, goneMaps := compare(old.Maps, rs.Maps)
+	newChains, chains, goneChains := compare(old.Chains, rs.Chains)
 	if !slices.EqualFunc(old.Bases(), rs.Bases(), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) ||
-		slices.ContainsFunc(sets.changed, func(c pair[*ruleset.Set]) bool { return c.old.Kind != c.new.Kind || c.old.Family != c.new.Family }) ||
-		slices.ContainsFunc(maps.changed, func(c pair[*ruleset.Map]) bool { return c.old.Family != c.new.Family }) {
+		slices.ContainsFunc(sets, func(name string) bool {
+			return old.Sets[name].Kind != rs.Sets[name].Kind || old.Sets[name].Family != rs.Sets[name].Family
+		}) ||
+		slices.ContainsFunc(maps, func(name string) bool { return old.Maps[name].Family != rs.Maps[name].Family }) {
 		return nil, nil, false
 	}
 	// The same rules, made anew.
-	chains.changed = slices.DeleteFunc(chains.changed, func(c pair[*ruleset.Chain]) bool { return reflect.DeepEqual(c.old.Rules, c.new.Rules) })
+	chains = slices.DeleteFunc(chains, func(name string) bool { return reflect.DeepEqual(old.Chains[name].Rules, rs.Chains[name].Rules) })
 	after := &applied{rs, n, before.constants, before.counters}
-	if len(chains.changed)+len(chains.came)+len(chains.gone) > 0 {
+	if len(chains)+len(newChains)+len(goneChains) > 0 {
 		after = newApplied(rs, n)
 	}
 	all := &nftables.Change{Made: nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: missing(after.counters, before.counters)}}
-	for _, s := range sets.came {
-		all.Made.Sets = append(all.Made.Sets, n.setOf(s))
+	for _, name := range newSets {
+		all.Made.Sets = append(all.Made.Sets, n.setOf(rs.Sets[name]))
 	}
 	for _, name := range missing(after.constants, before.constants) {
-		all.Made.Sets = append(all.Made.Sets, n.constant(after.constants[name]))
+		all.Made.Sets = append(all.Made.Sets, after.constants[name])
 	}
-	for _, m := range maps.came {
-		all.Made.Sets = append(all.Made.Sets, n.mapOf(m))
+	for _, name := range newMaps {
+		all.Made.Sets = append(all.Made.Sets, n.mapOf(rs.Maps[name]))
 	}
-	for _, c := range chains.came {
-		all.Made.Chains = append(all.Made.Chains, n.chainOf(c))
+	for _, name := range newChains {
+		all.Made.Chains = append(all.Made.Chains, n.chainOf(rs.Chains[name]))
 	}
-	for _, c := range chains.changed {
-		all.Chains = append(all.Chains, nftables.ChainChange{Chain: n.chainOf(c.new), Exists: true})
+	for _, name := range chains {
+		all.Chains = append(all.Chains, nftables.ChainChange{Chain: n.chainOf(rs.Chains[name]), Exists: true})
 	}
-	for _, c := range sets.changed {
-		if change, ok := n.setChange(c.old, c.new); ok {
+	for _, name := range sets {
+		if change, ok := n.setChange(old.Sets[name], rs.Sets[name]); ok {
 			all.Sets = append(all.Sets, change)
 		}
 	}
-	for _, c := range maps.changed {
-		all.Sets = append(all.Sets, n.mapChange(c.old, c.new))
+	for _, name := range maps {
+		all.Sets = append(all.Sets, n.mapChange(old.Maps[name], rs.Maps[name]))
 	}
-	for _, c := range chains.gone {
-		all.Gone.Chains = append(all.Gone.Chains, n.chain(c))
+	for _, name := range goneChains {
+		all.Gone.Chains = append(all.Gone.Chains, n.chain(old.Chains[name]))
 	}
-	for _, m := range maps.gone {
-		all.Gone.Maps = append(all.Gone.Maps, n.of(m.Name))
+	for _, name := range goneMaps {
+		all.Gone.Maps = append(all.Gone.Maps, n.of(name))
 	}
-	for _, s := range sets.gone {
-		all.Gone.Sets = append(all.Gone.Sets, n.of(s.Name))
-	}
-	for _, name := range missing(before.constants, after.constants) {
+	for _, name := range goneSets {
 		all.Gone.Sets = append(all.Gone.Sets, n.of(name))
 	}
+	all.Gone.Sets = append(all.Gone.Sets, missing(before.constants, after.constants)...)
 	for _, name := range missing(before.counters, after.counters) {
 		all.Gone.Objects = append(all.Gone.Objects, nftables.NewCounter(name))
 	}
@@ -114,44 +117,19 @@ func (n names) mapChange(old, want *ruleset.Map) nftables.SetChange {
 	}
 }
 
-type pair[V any] struct{ old, new V }
-
-// comparison has the differences of two rulesets in one kind of objects, each list in the order of
-// names.
-type comparison[V any] struct {
-	came, gone []V
-	changed    []pair[V]
-}
-
-// compare finds the objects that are not the same pointer.
-func compare[V comparable](old, want map[string]V) comparison[V] {
-	var c comparison[V]
-	var changed, came, gone []string
+// compare lists the names of objects that came, are another pointer and went, in order.
+func compare[V any](old, want map[string]*V) (came, changed, gone []string) {
 	for name, v := range want {
-		if have, ok := old[name]; !ok {
+		if have := old[name]; have == nil {
 			came = append(came, name)
 		} else if have != v {
 			changed = append(changed, name)
 		}
 	}
 	if len(old)+len(came) != len(want) {
-		for name := range old {
-			if _, ok := want[name]; !ok {
-				gone = append(gone, name)
-			}
-		}
+		gone = missing(old, want)
 	}
-	slices.Sort(changed)
 	slices.Sort(came)
-	slices.Sort(gone)
-	for _, name := range changed {
-		c.changed = append(c.changed, pair[V]{old[name], want[name]})
-	}
-	for _, name := range came {
-		c.came = append(c.came, want[name])
-	}
-	for _, name := range gone {
-		c.gone = append(c.gone, old[name])
-	}
-	return c
+	slices.Sort(changed)
+	return came, changed, gone
 }

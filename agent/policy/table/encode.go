@@ -72,7 +72,6 @@ func next(have *nftables.Contents) names {
 	return suffix
 }
 
-// setOf returns a set as the kernel has it.
 func (n names) setOf(s *ruleset.Set) *nftables.Set {
 	set := &nftables.Set{Name: n.of(s.Name), Interval: s.Kind == ruleset.Ranges, Elements: elementsOf(s)}
 	f := familyOf(s.Family)
@@ -95,7 +94,6 @@ func (n names) mapOf(m *ruleset.Map) *nftables.Set {
 	return &nftables.Set{Name: n.of(m.Name), Key: []nftables.Type{familyOf(m.Family).Addr}, Verdicts: true, Elements: n.elementsOfMap(m.Chains)}
 }
 
-// elementsOf yields the elements of a set as the kernel has them.
 func elementsOf(s *ruleset.Set) iter.Seq[nftables.Element] {
 	return func(yield func(nftables.Element) bool) {
 		key := make([]byte, 0, 64)
@@ -131,7 +129,6 @@ func each[E any](all []E, f func(E) bool) bool {
 	return true
 }
 
-// elementsOfMap yields the elements of a map as the kernel has them.
 func (n names) elementsOfMap(chains map[netip.Addr]string) iter.Seq[nftables.Element] {
 	return func(yield func(nftables.Element) bool) {
 		key := make([]byte, 0, 16)
@@ -144,29 +141,12 @@ func (n names) elementsOfMap(chains map[netip.Addr]string) iter.Seq[nftables.Ele
 	}
 }
 
-// constant is a set that follows from rules: it exists as long as a rule names it, and never
-// changes.
-type constant struct {
-	name string
-	kind nftables.Type
-	// ranges are of 1 byte or 2, as the kind says.
-	ranges []ruleset.PortRange
-}
-
-func (n names) constant(c constant) *nftables.Set {
-	return &nftables.Set{Name: n.of(c.name), Key: []nftables.Type{c.kind}, Interval: true, Constant: true, Elements: c.elements()}
-}
-
-func (c constant) elements() iter.Seq[nftables.Element] {
-	key := func(n uint16) []byte {
-		if c.kind.Size() == 1 {
-			return []byte{byte(n)}
-		}
-		return binary.BigEndian.AppendUint16(nil, n)
-	}
-	last := uint16(1<<(8*c.kind.Size()) - 1)
+// elementsOfRanges yields ranges of numbers of 1 byte or 2.
+func elementsOfRanges(size int, ranges []ruleset.PortRange) iter.Seq[nftables.Element] {
+	key := func(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n)[2-size:] }
+	last := uint16(1<<(8*size) - 1)
 	return func(yield func(nftables.Element) bool) {
-		for _, r := range c.ranges {
+		for _, r := range ranges {
 			if !yield(nftables.Element{Key: key(r.First)}) || r.Last < last && !yield(nftables.Element{Key: key(r.Last + 1), End: true}) {
 				return
 			}
@@ -174,33 +154,29 @@ func (c constant) elements() iter.Seq[nftables.Element] {
 	}
 }
 
-// ports returns the set of several ports. Its name has a dot, which names of rulesets never have,
-// and a hash of the content: another content makes another set.
-func ports(all []ruleset.PortRange) constant {
+// portsSet is the name of the set of several ports. It has a dot, which names of rulesets never
+// have, and a hash of the content: another content makes another set.
+func portsSet(all []ruleset.PortRange) string {
 	hash := fnv.New128a()
 	for _, p := range all {
 		_, _ = hash.Write(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, p.First), p.Last))
 	}
-	return constant{"ports." + hex.EncodeToString(hash.Sum(nil)[:10]), nftables.InetService, all}
+	return "ports." + hex.EncodeToString(hash.Sum(nil)[:10])
 }
 
-// neighborDiscovery and multicastListener have the types of their ICMPv6 messages.
-var (
-	neighborDiscovery = constant{"icmpv6.nd", nftables.ICMPv6Type, []ruleset.PortRange{{First: 133, Last: 137}}}
-	multicastListener = constant{"icmpv6.mld", nftables.ICMPv6Type, []ruleset.PortRange{{First: 130, Last: 132}, {First: 143, Last: 143}}}
-)
+// The sets of the types of ICMPv6 messages.
+const neighborDiscovery, multicastListener = "icmpv6.nd", "icmpv6.mld"
 
 // hopLimitOffset is where an IPv6 header has its hop limit (RFC 8200 §3).
 const hopLimitOffset = 7
 
 var hooks = map[ruleset.Hook]nftables.Hook{ruleset.Forward: nftables.Forward, ruleset.Input: nftables.Input, ruleset.Output: nftables.Output}
 
-// table returns the table that the kernel must have.
 func (a *applied) table() *nftables.Table {
 	n, rs := a.names, a.rs
 	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(a.counters))}
 	for _, name := range slices.Sorted(maps.Keys(a.constants)) {
-		t.Sets = append(t.Sets, n.constant(a.constants[name]))
+		t.Sets = append(t.Sets, a.constants[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
 		t.Sets = append(t.Sets, n.setOf(rs.Sets[name]))
@@ -223,12 +199,10 @@ func (a *applied) table() *nftables.Table {
 	return t
 }
 
-// chainOf returns a chain with its rules, without its hook.
 func (n names) chainOf(c *ruleset.Chain) *nftables.Chain {
 	return &nftables.Chain{Name: n.chain(c), Rules: n.rulesOf(c)}
 }
 
-// rulesOf yields the rules of a chain as the kernel has them.
 func (n names) rulesOf(c *ruleset.Chain) iter.Seq[nftables.Rule] {
 	return func(yield func(nftables.Rule) bool) {
 		for i := range c.Rules {
@@ -243,7 +217,6 @@ func (n names) rulesOf(c *ruleset.Chain) iter.Seq[nftables.Rule] {
 	}
 }
 
-// conditions match the packets of a rule.
 func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.Statement) {
 	add := func(some ...nftables.Statement) { all = append(all, some...) }
 	in := func(set string, fields ...nftables.Field) {
@@ -287,11 +260,11 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.St
 			add(nftables.DPort.Between(first, last))
 		}
 	} else if len(r.Ports) > 1 {
-		in(ports(r.Ports).name, nftables.DPort)
+		in(portsSet(r.Ports), nftables.DPort)
 	}
-	linkMessage := func(hopLimit byte, types constant) {
+	linkMessage := func(hopLimit byte, types string) {
 		add(nftables.L4Proto.Is(unix.IPPROTO_ICMPV6), nftables.Network(hopLimitOffset, 1).Is(hopLimit))
-		in(types.name, nftables.MessageType)
+		in(types, nftables.MessageType)
 	}
 	if r.NeighborDiscovery {
 		linkMessage(255, neighborDiscovery)
@@ -302,7 +275,6 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.St
 	return all
 }
 
-// action returns the statements for a packet that meets the conditions.
 func (n names) action(r *ruleset.Rule) (all []nftables.Statement) {
 	if r.Counter != "" {
 		all = append(all, nftables.CounterNamed(r.Counter))

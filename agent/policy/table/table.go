@@ -33,17 +33,16 @@ type Table struct {
 type applied struct {
 	rs    *ruleset.Ruleset
 	names names
-	// constants are the sets that follow from rules; counters are the counters that rules name.
-	constants map[string]constant
+	// constants are the sets that follow from rules, each as long as a rule names it; counters are the
+	// counters that rules name.
+	constants map[string]*nftables.Set
 	counters  map[string]bool
 }
 
 func newApplied(rs *ruleset.Ruleset, n names) *applied {
-	a := &applied{rs, n, map[string]constant{}, map[string]bool{}}
-	use := func(is bool, c constant) {
-		if is {
-			a.constants[c.name] = c
-		}
+	a := &applied{rs, n, map[string]*nftables.Set{}, map[string]bool{}}
+	use := func(name string, of nftables.Type, ranges ...ruleset.PortRange) {
+		a.constants[n.of(name)] = &nftables.Set{Name: n.of(name), Key: []nftables.Type{of}, Interval: true, Constant: true, Elements: elementsOfRanges(of.Size(), ranges)}
 	}
 	for _, c := range rs.Chains {
 		for i := range c.Rules {
@@ -52,10 +51,14 @@ func newApplied(rs *ruleset.Ruleset, n names) *applied {
 				a.counters[r.Counter] = true
 			}
 			if len(r.Ports) > 1 {
-				use(true, ports(r.Ports))
+				use(portsSet(r.Ports), nftables.InetService, r.Ports...)
 			}
-			use(r.NeighborDiscovery, neighborDiscovery)
-			use(r.MulticastListener, multicastListener)
+			if r.NeighborDiscovery {
+				use(neighborDiscovery, nftables.ICMPv6Type, ruleset.PortRange{First: 133, Last: 137})
+			}
+			if r.MulticastListener {
+				use(multicastListener, nftables.ICMPv6Type, ruleset.PortRange{First: 130, Last: 132}, ruleset.PortRange{First: 143, Last: 143})
+			}
 		}
 	}
 	return a
@@ -148,4 +151,52 @@ func (t *Table) Remove(context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// Verify returns ruleset.ErrChanged, with the first difference, if another program changed, removed
+// or added objects of the table. The next Apply then replaces the whole table. If no nftables of
+// the namespace have changed since the last call, it costs a single request to the kernel.
+func (t *Table) Verify(context.Context) error {
+	if t.applied == nil {
+		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
+	}
+	return t.Do(func() error {
+		before, err := nftables.Generation()
+		if err != nil {
+			return err
+		}
+		if before == t.verified {
+			return nil
+		}
+		if err = t.applied.table().Check(); errors.Is(err, nftables.ErrDiffers) {
+			err = fmt.Errorf("%w: %w", ruleset.ErrChanged, err)
+		}
+		if errors.Is(err, ruleset.ErrChanged) {
+			t.applied = nil
+		}
+		if err != nil {
+			return err
+		}
+		t.verified = 0
+		if after, err := nftables.Generation(); err == nil && after == before {
+			t.verified = after
+		}
+		return nil
+	})
+}
+
+// Counters returns the counters by their names in the rulesets. It may be called in parallel to all
+// methods.
+func (t *Table) Counters(context.Context) (map[string]ruleset.Count, error) {
+	all := map[string]ruleset.Count{}
+	err := t.Do(func() error {
+		objects, err := identity.Objects()
+		for _, o := range objects {
+			if o.IsCounter() {
+				all[o.Name] = ruleset.Count{Packets: o.Packets, Bytes: o.Bytes}
+			}
+		}
+		return err
+	})
+	return all, err
 }

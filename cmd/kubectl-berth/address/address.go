@@ -46,7 +46,6 @@ const whoExamples = `  # Who has this address?
   # Follow it
   kubectl berth who 10.0.70.12 -w`
 
-// NewWho returns the command who.
 func NewWho() command.Command {
 	return command.Command{
 		Use: "who ADDRESS...", Short: "Says who has an address, or why nobody has", Long: whoLong, Example: whoExamples,
@@ -73,7 +72,6 @@ const whereExamples = `  # A pod
   kubectl berth where sts/web -n shop
   kubectl berth where claim/front`
 
-// NewWhere returns the command where.
 func NewWhere() command.Command {
 	return command.Command{
 		Use: "where POD | KIND/NAME", Short: "Prints the addresses of a pod, workload or claim", Long: whereLong, Example: whereExamples,
@@ -202,8 +200,7 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 	}
 	var pod *v1.Pod
 	if t.Kind == "Pod" {
-		// It only tells whether the addresses are of an earlier pod; a user who may not read it may still
-		// read FloatingIPs.
+		// It only tells whether the addresses are of an earlier pod, and the user may lack the right.
 		if pod, err = l.Kube.CoreV1().Pods(t.Namespace).Get(ctx, t.Name, metav1.GetOptions{}); err != nil {
 			pod = nil
 		}

@@ -32,10 +32,8 @@ const APIVersion = "cli.berth.dev/v1alpha1"
 
 // Exit codes of the plugin besides 0.
 const (
-	// Failed: the command could not do its work.
-	Failed = 1
-	// Found: the command did its work and found something that the user must act on.
-	Found = 2
+	Failed = 1 // the command could not do its work
+	Found  = 2 // the command did its work and found something that the user must act on
 )
 
 // FindingsError is the error of a command that did its work and found something that the user
@@ -56,15 +54,12 @@ func Outcome(findings int, unknown []string) error {
 	return nil
 }
 
-// Answer is the output of a command.
 type Answer struct {
 	// Table is for people. Its rows and [Answer.Names] need not correspond.
 	Table *Table
-	// Text is for people, after the table or in place of it. After a table it is left out
-	// with --no-headers.
+	// Text is for people, after the table, unless with --no-headers, or in place of it.
 	Text func(out io.Writer, paint Paint)
-	// Kind and Content are for programs: Content is encoded as a JSON object, to which
-	// APIVersion and Kind are added.
+	// Content is for programs: it is encoded as a JSON object, with APIVersion and Kind.
 	Kind    string
 	Content any
 	// Names are the objects of -o name, as resource.group/name.
@@ -77,7 +72,6 @@ func (a *Answer) Tell(format string, args ...any) *Answer {
 	return a
 }
 
-// Format is the output format that the user chose.
 type Format struct {
 	print     *genericclioptions.PrintFlags
 	noHeaders bool
@@ -91,13 +85,11 @@ type Format struct {
 	}
 }
 
-// NewFormat returns a Format whose flags the command adds with AddFlags.
 func NewFormat() *Format { return &Format{print: genericclioptions.NewPrintFlags("")} }
 
 // Formats are the values of -o without a template.
 var Formats = []string{"wide", "json", "yaml", "name", "jsonpath=", "jsonpath-file=", "go-template=", "go-template-file="}
 
-// AddFlags adds -o and --no-headers.
 func (f *Format) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVarP(f.print.OutputFormat, "output", "o", "", "Output format: wide, json, yaml, name, jsonpath=…, jsonpath-file=…, go-template=…, go-template-file=….")
 	flags.BoolVar(&f.noHeaders, "no-headers", false, "Print no headers.")
@@ -106,8 +98,7 @@ func (f *Format) AddFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(template.AllowMissingKeys, "allow-missing-template-keys", true, "Ignore errors in templates where a field or key is missing.")
 }
 
-// Check refuses a format that does not exist. Commands call it before they ask the
-// cluster.
+// Check refuses a format that does not exist, before the cluster is asked.
 func (f *Format) Check() error {
 	_, err := f.printer()
 	return err
@@ -195,11 +186,9 @@ func (a *Answer) object() (*unstructured.Unstructured, error) {
 	return object, nil
 }
 
-// Table is rows below columns.
 type Table struct{ metav1.Table }
 
-// NewTable returns a table with these columns. A column whose name begins with "+" is for -o
-// wide only.
+// NewTable returns a table. A column whose name begins with "+" is for -o wide only.
 func NewTable(columns ...string) *Table {
 	t := &Table{}
 	for _, name := range columns {
@@ -234,8 +223,7 @@ func (t *Table) Print(out io.Writer) {
 	_ = columns.Flush()
 }
 
-// List returns the answer of a list: row returns the cells of an item, and its name for -o
-// name, empty if it has none.
+// List returns the answer of a list: row returns an item's cells, and its name for -o name, if any.
 func List[T any](kind string, items []T, table *Table, row func(item *T) (name string, cells []any)) *Answer {
 	a := &Answer{Table: table, Kind: kind, Content: map[string]any{"items": append([]T{}, items...)}}
 	for i := range items {
@@ -267,23 +255,19 @@ func Age(at *metav1.Time, now time.Time) string {
 	return duration.HumanDuration(now.Sub(at.Time))
 }
 
-// Problem needs somebody.
 type Problem struct {
 	Text string `json:"text"`
 	// Command is the one to go on with.
 	Command string `json:"command,omitempty"`
 }
 
-// Problems are what a command found.
 type Problems []Problem
 
-// Add adds one.
 func (p *Problems) Add(command, format string, args ...any) {
 	*p = append(*p, Problem{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
-// PrintProblems prints problems with their commands, and then open questions; where there is
-// neither, that all is fine.
+// PrintProblems prints problems with their commands, open questions, or that all is fine.
 func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []string, fine string) {
 	for _, p := range problems {
 		fmt.Fprintln(out, paint.Red(p.Text))
@@ -313,14 +297,10 @@ func PaintOf(out io.Writer) Paint {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// Red, Yellow and Green colour text.
-func (p Paint) Red(text string) string { return p.with("31", text) }
-
-// Yellow marks possible problems.
+// Red marks problems, Yellow possible ones, and Green healthy states.
+func (p Paint) Red(text string) string    { return p.with("31", text) }
 func (p Paint) Yellow(text string) string { return p.with("33", text) }
-
-// Green marks healthy states.
-func (p Paint) Green(text string) string { return p.with("32", text) }
+func (p Paint) Green(text string) string  { return p.with("32", text) }
 
 func (p Paint) with(code, text string) string {
 	if !p || text == "" {

@@ -20,28 +20,19 @@ import (
 	"iter"
 	"slices"
 	"sync"
-
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
-	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
-// Options of an audit.
 type Options struct {
 	// Grace is how long something must be wrong, without a change, to be a finding. Berth
 	// itself needs some time after each change.
@@ -49,15 +40,12 @@ type Options struct {
 	// Agents says whether the agents of the nodes are looked at, too. Namespace is theirs.
 	Agents    bool
 	Namespace string
-	// Progress is called with the number of objects of a kind that are listed so far, and may
-	// be nil. It is called concurrently.
+	// Progress is called concurrently with the number of listed objects of a kind; nil: it is not.
 	Progress func(what string, n int)
-	// Doubts is called with the suspects before these are looked at again, and with the time until
-	// which that goes on; it may be nil.
+	// Doubts is called with the suspects that are looked at again until then; nil: it is not.
 	Doubts func(suspects []Finding, until time.Time)
 }
 
-// Auditor looks for objects that contradict each other.
 type Auditor struct {
 	clients reclaim.Clients
 	options Options
@@ -65,22 +53,6 @@ type Auditor struct {
 	late time.Duration
 }
 
-// ForConfig returns an Auditor with clients of its own. config is not modified.
-func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
-	connections, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("create the audit's clients: %w", err)
-	}
-	var clients reclaim.Clients
-	var errs [4]error
-	clients.Berth, errs[0] = client.NewForConfigAndClient(config, connections)
-	clients.Dynamic, errs[1] = dynamic.NewForConfigAndClient(config, connections)
-	clients.Metadata, errs[2] = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections)
-	clients.Kube, errs[3] = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections)
-	return New(clients, options), errors.Join(errs[:]...)
-}
-
-// New returns an Auditor.
 func New(clients reclaim.Clients, options Options) *Auditor {
 	if options.Progress == nil {
 		options.Progress = func(string, int) {}
@@ -91,20 +63,17 @@ func New(clients reclaim.Clients, options Options) *Auditor {
 	return &Auditor{clients: clients, options: options, late: poolstatus.Late + 5*time.Second}
 }
 
-// Report has the results of an audit.
 type Report struct {
 	// Findings in the order of their codes.
 	Findings []Finding
-	// Unknown lists open questions, and why they are open.
-	Unknown []string
+	Unknown  []string
 	// Held are the addresses that pods on nodes have.
 	Held iter.Seq[*v1alpha1.FloatingIP]
 	// Addresses, Pods and Pools count the compared objects. Pods counts pods with addresses.
 	Addresses, Pods, Pools int
 }
 
-// firstPause is the time until suspects are looked at again. It doubles each time: most are
-// gone soon.
+// firstPause is until suspects are looked at again. It doubles each time: most are gone soon.
 const firstPause = 500 * time.Millisecond
 
 // Run looks at everything once, and at suspects again until they are gone or have lasted for
@@ -199,8 +168,7 @@ func (u unread) texts() []string {
 	return texts
 }
 
-// workers is the number of addresses that are decided about at the same time: each may need
-// requests to the API server.
+// workers decide about addresses at the same time: each may need requests to the API server.
 const workers = 16
 
 func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (found []Finding, not unread, err error) {
@@ -238,8 +206,7 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (fou
 	return found, not, err
 }
 
-// isPassing says whether an error is of this process's way to the API server, and not of an
-// owner that cannot be read.
+// isPassing says whether an error is of the way to the API server, and not of an owner.
 func isPassing(err error) bool {
 	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || errors.Is(err, context.Canceled) ||
 		apierrors.ReasonForError(err) == "" && !errors.Is(err, customkind.ErrMoved))

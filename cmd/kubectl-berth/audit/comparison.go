@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/poolstatus"
@@ -31,8 +32,7 @@ type objects struct {
 	// podsByName has a pod for each Pod that has to do with addresses.
 	podsByName cache.Store
 	// agents are the agents' pods; nil if they were not asked for.
-	agents cache.Indexer
-	// namespace of Berth's programs.
+	agents    cache.Indexer
 	namespace string
 }
 
@@ -170,7 +170,6 @@ func controllerLogs(namespace string) string {
 	return fmt.Sprintf("kubectl -n %s logs deployment/berth-controller --all-pods", namespace)
 }
 
-// ObjectOf names a FloatingIP in its present state.
 func ObjectOf(ip *v1alpha1.FloatingIP) Object {
 	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
 }
@@ -252,7 +251,7 @@ func (c *comparison) comparePods() {
 	// shared has the pods of each address that several pods have.
 	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
 	for pod := range c.running() {
-		for _, addr := range runsWith(pod) {
+		for _, addr := range podrequest.AddressesOf(pod) {
 			if had[addr] {
 				shared[addr] = nil
 			}
@@ -260,7 +259,7 @@ func (c *comparison) comparePods() {
 		}
 	}
 	for pod := range c.running() {
-		for _, addr := range runsWith(pod) {
+		for _, addr := range podrequest.AddressesOf(pod) {
 			if pods, several := shared[addr]; several {
 				shared[addr] = append(pods, pod)
 			}
@@ -292,17 +291,7 @@ func (c *comparison) moves(addr netip.Addr, pods []*v1.Pod) bool {
 	})
 }
 
-func runsWith(pod *v1.Pod) (addrs []netip.Addr) {
-	for _, ip := range pod.Status.PodIPs {
-		if addr, err := netip.ParseAddr(ip.IP); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
-	return addrs
-}
-
-// comparePod looks at the addresses that record a pod, and at its IPs. What its annotation says is
-// its user's.
+// comparePod looks at the addresses that record a pod, and its IPs. Its annotation is its user's.
 func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	var bound []netip.Addr
 	for _, ip := range c.Recorded(pod.UID) {
@@ -315,7 +304,7 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	}
 	var other []string
 	_, networks := pod.Annotations[v1alpha1.AnnotationNetworks] // one may have the floating IPs, which podIPs then lacks
-	for _, addr := range runsWith(pod) {
+	for _, addr := range podrequest.AddressesOf(pod) {
 		switch _, ours := c.snapshot.Home(addr); {
 		case slices.Contains(bound, addr) || networks && !ours:
 		case ours && missing > 0:
@@ -332,16 +321,8 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	}
 	if len(bound) > 0 && len(other) > 0 {
 		c.add(Finding{Code: OtherPodIPs, Objects: []Object{podOf(pod)}, Command: about},
-			strings.Join(other, ","), "pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), joined(bound))
+			strings.Join(other, ","), "pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), strings.Join(iprange.Texts(bound), ", "))
 	}
-}
-
-func joined(addrs []netip.Addr) string {
-	var texts []string
-	for _, addr := range addrs {
-		texts = append(texts, addr.String())
-	}
-	return strings.Join(texts, ", ")
 }
 
 // compareUnrecorded looks at an address of a pool that a pod runs with and that does not record it.

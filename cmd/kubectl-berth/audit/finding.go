@@ -15,13 +15,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Finding is one thing that does not fit.
 type Finding struct {
 	Code Code `json:"code"`
 	// Address is set if the finding is about one address.
 	Address string `json:"address,omitempty"`
-	// Text says what is wrong, with the names of the objects.
-	Text string `json:"text"`
+	Text    string `json:"text"`
 	// Objects are the objects that it follows from, the most important first.
 	Objects []Object `json:"objects"`
 	// Command shows more, or fixes it.
@@ -31,7 +29,6 @@ type Finding struct {
 	key string
 }
 
-// Object names an object.
 type Object struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"`
@@ -69,8 +66,7 @@ func sorted(findings []Finding) []Finding {
 // Code names a kind of finding. Codes are stable: scripts and alerts may name them.
 type Code string
 
-// The codes. B1 is about addresses, B2 about pods, B3 about pools, B4 about nodes, B5 about
-// the wire, B6 about the installation.
+// B1 is about addresses, B2 pods, B3 pools, B4 nodes, B5 the wire, B6 the installation.
 const (
 	PodGone      Code = "B101"
 	OwnerGone    Code = "B102"
@@ -107,7 +103,6 @@ const (
 	PolicyUnbound Code = "B602"
 )
 
-// Meanings explains every code.
 var Meanings = map[Code]string{
 	PodGone:       "the pod that has the address is gone or finished, and the address was not released",
 	OwnerGone:     "the address is kept, and its owner is gone or does not keep it any more",
@@ -139,7 +134,6 @@ var Meanings = map[Code]string{
 	PolicyUnbound: "an admission policy of Berth denies nothing",
 }
 
-// AdmissionPolicy is a ValidatingAdmissionPolicy of Berth.
 type AdmissionPolicy struct {
 	Name string `json:"name"`
 	// Bound says that the policy is there, and a binding that has it deny.

@@ -42,7 +42,6 @@ type kind struct {
 	slim func(object runtime.Object) any
 }
 
-// reader reads objects of one kind.
 type reader[L, T runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Get(ctx context.Context, name string, options metav1.GetOptions) (T, error)
@@ -217,8 +216,7 @@ func (a *Auditor) renew(ctx context.Context, o *objects, suspects []Finding) (*o
 	return o, errors.Join(errs...)
 }
 
-// mostSingle is the number of suspects that are read again one by one. Beyond it, lists cost
-// the API server less.
+// mostSingle suspects are read again one by one. Of more, lists cost the API server less.
 const mostSingle = 500
 
 // renewal reads each object once.
@@ -263,7 +261,6 @@ func (r *renewal) object(object Object) error {
 	return nil
 }
 
-// isAgent says whether a pod is renewed with the agents.
 func (r *renewal) isAgent(pod Object) bool {
 	if r.o.agents == nil || pod.Kind != "Pod" {
 		return false
@@ -303,8 +300,7 @@ func (r *renewal) addresses(selector string, are func(*v1alpha1.FloatingIP) bool
 	return nil
 }
 
-// pod has the fields of a Pod that an audit and a rehearsal read. A Pod takes 1.5 kB even if
-// all its other fields are empty.
+// pod has the fields of a Pod that are read: an empty Pod takes 1.5 kB.
 type pod struct {
 	key                   types.NamespacedName
 	uid                   types.UID
@@ -366,7 +362,6 @@ func repeat[S, T ~string](first S, others ...*T) {
 	}
 }
 
-// whole returns a Pod with the fields that are known.
 func (p *pod) whole() *v1.Pod {
 	whole := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: p.key.Name, UID: p.uid},

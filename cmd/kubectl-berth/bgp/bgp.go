@@ -46,13 +46,11 @@ const examples = `  # Which sessions are down, and why?
 
 type report struct {
 	// Address is the one that was asked about, and Holder the node that carries it by its FloatingIP.
-	Address string `json:"address,omitempty"`
-	Holder  string `json:"holder,omitempty"`
-	// Speakers counts the pods of berth-speaker that were asked.
+	Address  string    `json:"address,omitempty"`
+	Holder   string    `json:"holder,omitempty"`
 	Speakers int       `json:"speakers"`
 	Sessions []session `json:"sessions"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Unknown  []string  `json:"unknown,omitempty"`
 }
 
 // session is one of a node. With an address there are those of nodes that carry it.
@@ -61,7 +59,6 @@ type session struct {
 	status.Peer
 }
 
-// New returns the command bgp.
 func New() command.Command {
 	var only string
 	return command.Command{
@@ -96,8 +93,7 @@ func New() command.Command {
 	}
 }
 
-// Show asks all speakers about their sessions. It returns an answer with an error, too: see
-// [answer.Outcome].
+// Show asks all speakers. It returns an answer with an error, too: see [answer.Outcome].
 func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return (&report{Sessions: []session{}}).show(ctx, call, "", netip.Addr{})
 }
@@ -109,7 +105,6 @@ func (r *report) show(ctx context.Context, call *command.Call, node string, addr
 	return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
 }
 
-// Ask returns what the speaker in a pod says.
 func Ask(ctx context.Context, port command.Port, pod *v1.Pod) (*status.Status, error) {
 	node := pod.Spec.NodeName
 	return command.AskJSON[status.Status](ctx, port, agentport.Question{
@@ -125,7 +120,7 @@ func (r *report) add(ctx context.Context, call *command.Call, port command.Port,
 	pods = slices.DeleteFunc(pods, func(pod *v1.Pod) bool { return pod.Spec.NodeName == "" })
 	r.Speakers = len(pods)
 	r.Unknown = command.AskPods(pods, "which sessions node %s has", func(pod *v1.Pod) (*status.Status, error) { return Ask(ctx, port, pod) }, func(_ *v1.Pod, said *status.Status) {
-		if addr.IsValid() && !carries(said, addr) {
+		if addr.IsValid() && !slices.ContainsFunc(said.Carried, func(c status.Carried) bool { return c.Address == addr }) {
 			return
 		}
 		for _, peer := range said.Peers {
@@ -141,22 +136,13 @@ func (r *report) add(ctx context.Context, call *command.Call, port command.Port,
 	return nil
 }
 
-// carries returns whether table 98 of the speaker's node has an address.
-func carries(said *status.Status, addr netip.Addr) bool {
-	return slices.ContainsFunc(said.Carried, func(c status.Carried) bool { return c.Address == addr })
-}
-
 // Announced returns how an established session announces an address; nil: it does not.
 func Announced(peer *status.Peer, address string) *status.Exported {
-	if !peer.Established {
+	i := slices.IndexFunc(peer.Exported, func(e status.Exported) bool { return e.Address.String() == address })
+	if i < 0 || !peer.Established {
 		return nil
 	}
-	for i := range peer.Exported {
-		if peer.Exported[i].Address.String() == address {
-			return &peer.Exported[i]
-		}
-	}
-	return nil
+	return &peer.Exported[i]
 }
 
 func (r *report) problems() (all answer.Problems) {
@@ -238,7 +224,10 @@ func (r *report) table(now time.Time) *answer.Table {
 		s := &r.Sessions[i]
 		router, asn := "", ""
 		if s.Address.IsValid() {
-			router, asn = s.Address.String(), fmt.Sprint(s.ASN)
+			router = s.Address.String()
+		}
+		if s.ASN != 0 {
+			asn = fmt.Sprint(s.ASN)
 		}
 		if r.Address != "" {
 			state, why, to := "Announced", s.Error, Announced(&s.Peer, r.Address)

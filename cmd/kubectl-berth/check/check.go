@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
 const long = `Compares FloatingIPs, IPPools, pods, nodes, the owners of addresses and the agents, and
@@ -44,7 +45,6 @@ type options struct {
 	wire   bool
 }
 
-// New returns the command check.
 func New() command.Command {
 	o := &options{}
 	return command.Command{
@@ -60,20 +60,15 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
 }
 
-// Report is the content of -o json.
 type Report struct {
-	// Time is when the check ended.
-	Time time.Time `json:"time"`
-	// Addresses, Pods and Pools count the compared objects.
+	Time      time.Time       `json:"time"`
 	Addresses int             `json:"addresses"`
 	Pods      int             `json:"pods"`
 	Pools     int             `json:"pools"`
 	Findings  []audit.Finding `json:"findings"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Unknown   []string        `json:"unknown,omitempty"`
 }
 
-// Kind of a Report.
 const Kind = "CheckReport"
 
 func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {
@@ -95,22 +90,25 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
 }
 
-// Run audits the cluster and its admission policies, and says on stderr what it is doing.
+// Run audits the cluster and its admission policies, and tells progress, unless that is nil.
 func Run(ctx context.Context, call *command.Call, progress *command.Progress, o audit.Options) (*audit.Report, error) {
 	o.Namespace = call.System
-	o.Progress = func(what string, n int) { progress.Count(what, n, 0) }
-	o.Doubts = func(suspects []audit.Finding, until time.Time) {
-		progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+	if progress != nil {
+		o.Progress = func(what string, n int) { progress.Count(what, n, 0) }
+		o.Doubts = func(suspects []audit.Finding, until time.Time) {
+			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+		}
 	}
-	auditor, err := audit.ForConfig(call.Config, o)
-	if err != nil {
-		return nil, err
-	}
+	auditor := Auditor(call, o)
 	report, err := auditor.Run(ctx)
 	if err == nil {
 		auditor.AddAdmission(ctx, report)
 	}
 	return report, err
+}
+
+func Auditor(call *command.Call, o audit.Options) *audit.Auditor {
+	return audit.New(reclaim.Clients{Berth: call.Berth, Kube: call.Kube, Dynamic: call.Dynamic, Metadata: call.Metadata}, o)
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.

@@ -40,8 +40,8 @@ func (o *options) askWire(ctx context.Context, call *command.Call, report *audit
 		return err
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
-	wire := &node.Wire{Agents: call.Ports()}
-	askHearing(ctx, wire.Agents, agents, report)
+	wire := call.Ports()
+	askHearing(ctx, wire, agents, report)
 	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.
 		select {
@@ -62,9 +62,8 @@ func (o *options) askWire(ctx context.Context, call *command.Call, report *audit
 	})
 }
 
-// askTwice asks, and then again about wrong answers. unchanged returns the addresses that have
-// not changed meanwhile.
-func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *audit.Report, unchanged func([]*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error)) error {
+// askTwice asks again about wrong answers, of the addresses that are unchanged meanwhile.
+func askTwice(ctx context.Context, wire node.Agents, agents []*v1.Pod, report *audit.Report, unchanged func([]*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error)) error {
 	suspects, unknown := ask(ctx, wire, agents, report.Held)
 	if len(suspects) > 0 {
 		var wrong []*v1alpha1.FloatingIP
@@ -98,7 +97,7 @@ func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *au
 	return nil
 }
 
-func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v1alpha1.FloatingIP]) (found map[string]audit.Finding, unknown []string) {
+func ask(ctx context.Context, wire node.Agents, agents []*v1.Pod, ips iter.Seq[*v1alpha1.FloatingIP]) (found map[string]audit.Finding, unknown []string) {
 	parts := map[part][]*v1alpha1.FloatingIP{}
 	for ip := range ips {
 		p := part{node: ip.Spec.Node}
@@ -131,7 +130,7 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v
 }
 
 // askPart asks from nodes that have addresses in the same VLAN first: these have a link to it.
-func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[part][]*v1alpha1.FloatingIP, p part) ([]node.Answer, error) {
+func askPart(ctx context.Context, wire node.Agents, agents []*v1.Pod, parts map[part][]*v1alpha1.FloatingIP, p part) ([]node.Answer, error) {
 	var carrier *v1.Pod
 	var near, far []*v1.Pod
 	for _, agent := range agents {
@@ -152,12 +151,11 @@ func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[p
 	for _, ip := range parts[p] {
 		addresses = append(addresses, ip.Spec.Address)
 	}
-	return wire.Ask(ctx, carrier, append(near, far...), p.vlan, addresses...)
+	return node.AskWire(ctx, wire, carrier, append(near, far...), p.vlan, addresses...)
 }
 
 const (
-	// settles is for how many seconds an agent has to listen before it must have heard the others:
-	// each says hello once a minute.
+	// settles is how many seconds an agent listens before it must have heard all, once a minute.
 	settles = 60
 	// listed is the number of findings of one kind; more become one.
 	listed = 20
@@ -165,8 +163,7 @@ const (
 	named = 3
 )
 
-// askHearing adds a finding for nodes that do not hear each other on the network of a pool of which
-// both have addresses. Blocking.
+// askHearing adds findings for nodes that do not hear each other on a pool's network. Blocking.
 func askHearing(ctx context.Context, agents node.Agents, pods []*v1.Pod, report *audit.Report) {
 	h, carriers := &hearing{pools: map[netip.Addr]string{}, index: map[string]int{}, members: map[string]*big.Int{}}, map[string]bool{}
 	for ip := range report.Held {
@@ -189,8 +186,7 @@ func askHearing(ctx context.Context, agents node.Agents, pods []*v1.Pod, report 
 	slices.SortStableFunc(report.Findings, func(a, b audit.Finding) int { return strings.Compare(string(a.Code), string(b.Code)) })
 }
 
-// hearing is who hears whom. Sets of nodes have a bit for each, by their numbers: there may be
-// thousands.
+// hearing is who hears whom. Sets of nodes have a bit for each: there may be thousands.
 type hearing struct {
 	// pools are the pools of addresses.
 	pools map[netip.Addr]string
@@ -293,8 +289,7 @@ func (h *hearing) gaps(listens bool, leaveOut *big.Int) []gap {
 
 func (g *gap) isMost() bool { return g.all > 1 && 2*len(g.others) > g.all }
 
-// findings says first which nodes most others do not hear, then which do not hear most others, and
-// then which do not hear one.
+// findings says first whom most do not hear, then who does not hear most, then single pairs.
 func (h *hearing) findings() []audit.Finding {
 	slices.SortFunc(h.ears, func(x, y ear) int { return cmp.Compare(x.node, y.node) })
 	silent := map[string]string{}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -73,8 +72,7 @@ func TestAskTwice(t *testing.T) {
 			for _, name := range test.on {
 				pods = append(pods, agentOn(name))
 			}
-			wire := &node.Wire{Agents: test.say}
-			err := askTwice(t.Context(), wire, pods, report, func(same []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) { return same, nil })
+			err := askTwice(t.Context(), test.say, pods, report, func(same []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) { return same, nil })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -25,7 +25,6 @@ preallocates, it would take new addresses: set its spec.preallocate to false fir
 const moveClaimExamples = `  # Rename: create the IPClaim store, as large as shop, then
   kubectl berth move-claim shop store -n web`
 
-// NewMoveClaim returns the command move-claim.
 func NewMoveClaim() command.Command {
 	return command.Command{
 		Use: "move-claim FROM TO", Short: "Moves the addresses of an IPClaim to another", Long: moveClaimLong, Example: moveClaimExamples,
@@ -96,7 +95,6 @@ func moveClaim(ctx context.Context, call *command.Call) error {
 	return nil
 }
 
-// gives returns why addresses cannot move from a claim.
 func gives(ctx context.Context, call *command.Call, from *target.Target) error {
 	source, err := call.Berth.IPClaims(from.Namespace).Get(ctx, from.Name, metav1.GetOptions{})
 	switch {
@@ -111,11 +109,10 @@ func gives(ctx context.Context, call *command.Call, from *target.Target) error {
 
 // ofClaim returns the addresses recorded under a claim's name, without reserved ones.
 func ofClaim(ctx context.Context, call *command.Call, t *target.Target) (ips []*v1alpha1.FloatingIP, err error) {
-	err = call.EachFloatingIP(ctx, fmt.Sprintf("spec.owner.kind=IPClaim,spec.owner.namespace=%s,spec.owner.name=%s", t.Namespace, t.Name), func(ip *v1alpha1.FloatingIP) error {
+	err = call.EachFloatingIP(ctx, fmt.Sprintf("spec.owner.kind=IPClaim,spec.owner.namespace=%s,spec.owner.name=%s", t.Namespace, t.Name), func(ip *v1alpha1.FloatingIP) {
 		if !ip.Spec.Reserved && ip.Spec.Owner.IsClaim() {
 			ips = append(ips, ip)
 		}
-		return nil
 	})
 	return ips, err
 }

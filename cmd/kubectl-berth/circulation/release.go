@@ -61,7 +61,6 @@ type releasing struct {
 	reported []freeing.Release
 }
 
-// NewRelease returns the command release.
 func NewRelease() command.Command {
 	o := &releasing{}
 	return command.Command{
@@ -204,20 +203,15 @@ func (o *releasing) ofReport(ctx context.Context) ([]freeing.Release, error) {
 func (o *releasing) retained(ctx context.Context) ([]freeing.Release, error) {
 	before := time.Now().Add(-o.longer)
 	var releases []freeing.Release
-	var err error
-	if o.pool, err = o.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
+	_, ofPool, err := o.OfPool(ctx, "--pool", o.pool)
+	if err != nil {
 		return nil, err
 	}
-	ofPool := ""
-	if o.pool != "" {
-		ofPool = "spec.pool=" + o.pool
-	}
-	err = o.EachFloatingIP(ctx, ofPool, func(ip *v1alpha1.FloatingIP) error {
+	err = o.EachFloatingIP(ctx, ofPool, func(ip *v1alpha1.FloatingIP) {
 		spec := &ip.Spec
 		if !spec.IsHeld() && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
 			releases = append(releases, freeing.Of(ip))
 		}
-		return nil
 	})
 	return releases, err
 }

@@ -68,7 +68,6 @@ type reserving struct {
 	refused error
 }
 
-// NewReserve returns the command reserve.
 func NewReserve() command.Command {
 	o := &reserving{}
 	return command.Command{
@@ -107,7 +106,6 @@ func (o *reserving) prepare(call *command.Call) (err error) {
 
 const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.`
 
-// NewUnreserve returns the command unreserve.
 func NewUnreserve() command.Command {
 	o := &reserving{}
 	return command.Command{
@@ -166,8 +164,8 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if err := o.readPools(ctx); err != nil {
 		return "", err
 	}
-	home, ok := o.pools.Home(addr)
-	if !ok {
+	pool := o.pools.PoolOf(addr)
+	if pool == nil {
 		// There may be a record of it.
 		did, err := o.reserved(ctx, addr)
 		if errors.Is(err, errFreed) {
@@ -175,10 +173,9 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 		}
 		return did, err
 	}
-	pool := o.pools.Pools()[home].Name
 	ip := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr)},
-		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool, Reserved: true},
+		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool.Name, Reserved: true},
 	}
 	if o.reason != "" {
 		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: o.reason}
@@ -190,10 +187,9 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if err != nil {
 		return "", fmt.Errorf("reserve: %w", err)
 	}
-	return "reserved in pool " + pool, nil
+	return "reserved in pool " + pool.Name, nil
 }
 
-// given refuses an address that no pool gives.
 func (o *reserving) given(what string, addr netip.Addr) error {
 	return refusal(what + standing.OfNobody(addr, o.all, o.pools).Because)
 }
@@ -282,13 +278,10 @@ func readTaken(call *command.Call, names []string) ([]netbox.Entry, error) {
 type action int
 
 const (
-	toReserve action = iota
-	// toUnreserve: an earlier inventory had it, and the present one lacks it.
-	toUnreserve
-	// toLeave: nothing is to be done, or can be.
-	toLeave
-	// toRefuse: the inventory says that it is taken, but somebody here has it.
-	toRefuse
+	toReserve   action = iota
+	toUnreserve        // an earlier inventory had it, and the present one lacks it
+	toLeave            // nothing is to be done, or can be
+	toRefuse           // the inventory says that it is taken, but somebody here has it
 )
 
 // move is the action for an address; for a range without any address of a pool.
@@ -440,11 +433,10 @@ func (o *reserving) concerned(ctx context.Context) (map[netip.Addr]*v1alpha1.Flo
 		ranges = append(ranges, o.entries[i].Range)
 	}
 	all, ips := iprange.SetOf(ranges...), map[netip.Addr]*v1alpha1.FloatingIP{}
-	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
+	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) {
 		if addr := ip.Addr(); all.Contains(addr) || o.prune && ip.Spec.Reserved {
 			ips[addr] = ip.DeepCopy() // a pointer would keep its whole page in memory
 		}
-		return nil
 	})
 	return ips, err
 }

@@ -57,8 +57,7 @@ func (c *Cluster) addNamespace(flags *pflag.FlagSet, everywhere bool) {
 	flags.StringVarP(c.namespace, "namespace", "n", "", usage)
 }
 
-// Name returns the name of the kubeconfig's context, for people; the API server's URL where there
-// is none.
+// Name is that of the kubeconfig's context, for people; where there is none the API server's URL.
 func (c *Cluster) Name() string {
 	raw, err := c.flags.ToRawKubeConfigLoader().RawConfig()
 	if given := c.flags.Context; err == nil && given != nil && *given != "" {
@@ -73,8 +72,7 @@ func (c *Cluster) Name() string {
 	return ""
 }
 
-// Discovery returns the client that asks which kinds the API server serves, without its
-// cache on disk.
+// Discovery returns the client that asks for the kinds, without its cache on disk.
 func (c *Cluster) Discovery() (discovery.DiscoveryInterface, error) {
 	kinds, err := c.flags.ToDiscoveryClient()
 	if err != nil {
@@ -110,8 +108,7 @@ func (c *Call) connect(namespaced bool) error {
 
 const usualNamespace = "berth-system"
 
-// system returns the namespace of Berth's programs: the given one, or else that of the agents'
-// DaemonSet.
+// system returns the namespace of Berth's programs: the given one, or the agents' DaemonSet's.
 func (c *Call) system(ctx context.Context) (string, error) {
 	if c.given != "" {
 		return c.given, c.Require(ctx, &target.Target{Kind: "Namespace", Name: c.given})
@@ -144,8 +141,7 @@ const (
 	completionPage = 2000
 )
 
-// completes offers the names of a kind, and after KIND/ those of that kind, if the arguments may
-// be one more; nil: they may.
+// completes offers names of a kind, or after KIND/ of that one, if there may be one more argument.
 func (c *Cluster) completes(bare string, may cobra.PositionalArgs) cobra.CompletionFunc {
 	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		kind, prefix := bare, ""

@@ -38,31 +38,24 @@ type Command struct {
 	Aliases, ValidArgs        []string
 	// Args counts the arguments; nil: there are none.
 	Args cobra.PositionalArgs
-	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are
-	// none.
-	Names string
-	// Flags adds flags to the skeleton's flags.
-	Flags func(flags *pflag.FlagSet)
-	// CompleteFlags complete the values of some of these flags.
+	// Names is the kind of a bare name among the arguments; empty: they are no targets.
+	Names         string
+	Flags         func(flags *pflag.FlagSet)
 	CompleteFlags map[string]Completion
-	// Below are its subcommands.
-	Below []Command
+	Below         []Command
 	// Writes: the command changes something in the cluster, and has --dry-run.
 	Writes bool
 	// Found says when the exit code is [answer.Found]; empty: never.
 	Found string
 	// Namespaced commands have -n. For one that is Everywhere its default is all namespaces.
 	Namespaced, Everywhere bool
-	// Programs: the command asks Berth's programs, whose namespace --berth-namespace names, for
-	// [Call.System].
+	// Programs: the command asks Berth's programs, and has --berth-namespace for [Call.System].
 	Programs bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
-	// Prepare checks flags and arguments and reads files, before anything is asked of the
-	// cluster. It may be nil.
+	// Prepare checks flags and arguments and reads files before the cluster is asked; nil: nothing.
 	Prepare func(call *Call) error
-	// Offline says, after the flags were read, that the call needs no cluster; nil: it always needs
-	// one.
+	// Offline says that the call needs no cluster, by its flags; nil: it always needs one.
 	Offline func() bool
 	// Answer asks the cluster. An answer is printed also if there is an error, such as an
 	// [answer.FindingsError]. The command has the flags of [answer.Format].
@@ -71,20 +64,16 @@ type Command struct {
 	Run func(ctx context.Context, call *Call) error
 }
 
-// Call is one call of a command.
 type Call struct {
 	*Cluster
 	genericiooptions.IOStreams
 	Args []string
-	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after
-	// Prepare.
-	Targets []target.Target
-	// Watching says that the user gave -w.
+	// Targets are the arguments, with [Command.Names]. Their namespaces are set after Prepare.
+	Targets  []target.Target
 	Watching bool
 	// ForPeople says that the output is a table or text.
 	ForPeople bool
-	// DryRun says that the user gave --dry-run: the API server is asked whether it would do the work,
-	// and does nothing.
+	// DryRun says that the API server is asked whether it would do the work, and does nothing.
 	DryRun bool
 
 	// The following are set after Prepare.
@@ -106,8 +95,7 @@ type Call struct {
 	follow func(ctx context.Context, show func(*answer.Answer) error) error
 }
 
-// Follow has an answer printed for each event after a resource version, if the user gave -w.
-// A nil answer prints nothing.
+// Follow has an answer, if not nil, printed for each event after a resource version, with -w.
 func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), say func(watch.Event) (*answer.Answer, error)) {
 	c.follow = func(ctx context.Context, show func(*answer.Answer) error) error {
 		return follow(ctx, version, start, func(event watch.Event) error {
@@ -120,22 +108,18 @@ func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Inte
 	}
 }
 
-// Numbers of arguments.
 var (
 	Exactly = cobra.ExactArgs
 	AtLeast = cobra.MinimumNArgs
 	AtMost  = cobra.MaximumNArgs
 )
 
-// Completion completes words, by the cluster's objects.
 type Completion func(of *Cluster) cobra.CompletionFunc
 
-// Names completes names of a kind.
 func Names(kind string) Completion {
 	return func(of *Cluster) cobra.CompletionFunc { return of.completes(kind, nil) }
 }
 
-// Words completes one of some words.
 func Words(all ...string) Completion {
 	return func(*Cluster) cobra.CompletionFunc {
 		return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
@@ -145,7 +129,6 @@ func Words(all ...string) Completion {
 	}
 }
 
-// New returns the command for cobra.
 func (c Command) New(of *Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	if c.Args == nil {
 		c.Args = cobra.NoArgs
@@ -253,7 +236,6 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 	return call.follow(ctx, show)
 }
 
-// DryRuns returns the value of the API's parameter dryRun.
 func (c *Call) DryRuns() []string {
 	if c.DryRun {
 		return []string{metav1.DryRunAll}

@@ -29,7 +29,6 @@ import (
 	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
-// Pools lists all pools.
 func (c *Call) Pools(ctx context.Context) ([]*v1alpha1.IPPool, error) {
 	list, err := c.Berth.IPPools.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -40,6 +39,15 @@ func (c *Call) Pools(ctx context.Context) ([]*v1alpha1.IPPool, error) {
 		pools[i] = &list.Items[i]
 	}
 	return pools, nil
+}
+
+// Nodes lists the nodes that a label selector selects, all if it is empty.
+func (c *Call) Nodes(ctx context.Context, selector string) ([]v1.Node, error) {
+	list, err := c.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	return list.Items, nil
 }
 
 // FloatingIP returns the FloatingIP of an address, nil if there is none.
@@ -54,17 +62,18 @@ func (c *Call) FloatingIP(ctx context.Context, addr netip.Addr) (*v1alpha1.Float
 	return ip, nil
 }
 
-// EachFloatingIP calls do with the FloatingIPs that a field selector selects, all if it is
-// empty. It keeps one page of them in memory.
-func (c *Call) EachFloatingIP(ctx context.Context, selector string, do func(*v1alpha1.FloatingIP) error) error {
-	if err := Each(ctx, c.Berth.FloatingIPs.List, metav1.ListOptions{FieldSelector: selector, Limit: 5000}, do); err != nil {
+// EachFloatingIP calls do with all that a field selector selects, and keeps one page in memory.
+func (c *Call) EachFloatingIP(ctx context.Context, selector string, do func(*v1alpha1.FloatingIP)) error {
+	if err := Each(ctx, c.Berth.FloatingIPs.List, metav1.ListOptions{FieldSelector: selector, Limit: 5000}, func(ip *v1alpha1.FloatingIP) error {
+		do(ip)
+		return nil
+	}); err != nil {
 		return fmt.Errorf("list the FloatingIPs: %w", err)
 	}
 	return nil
 }
 
-// FloatingIPs lists the FloatingIPs that a field selector selects, and returns the
-// resource version of the list.
+// FloatingIPs lists those that a field selector selects, with the list's resource version.
 func (c *Call) FloatingIPs(ctx context.Context, selector string) ([]v1alpha1.FloatingIP, string, error) {
 	list, err := c.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
@@ -97,7 +106,6 @@ func EachLog(pods []v1.Pod, do func(pod *v1.Pod, of v1.PodLogOptions) error) err
 	return nil
 }
 
-// LastSeen returns when an event happened last.
 func LastSeen(event *v1.Event) *metav1.Time {
 	if event.Series != nil {
 		return &metav1.Time{Time: event.Series.LastObservedTime.Time}
@@ -105,23 +113,43 @@ func LastSeen(event *v1.Event) *metav1.Time {
 	return &metav1.Time{Time: cmp.Or(event.LastTimestamp.Time, event.EventTime.Time, event.CreationTimestamp.Time)}
 }
 
-// objects reads the objects of a resource, of a namespace unless that is empty.
 func (c *Call) objects(resource schema.GroupVersionResource, namespace string) metadata.ResourceInterface {
 	return c.Metadata.Resource(resource).Namespace(namespace)
 }
 
-// Between finds the objects between pods and their workloads.
+// Namespaces finds namespaces, and asks for each once.
+func (c *Call) Namespaces(ctx context.Context) func(name string) (metav1.Object, error) {
+	get := c.named(ctx, "Namespace")
+	return func(name string) (metav1.Object, error) { return get("", name) }
+}
+
+// Between finds the objects between pods and their workloads, and asks for each once.
 func (c *Call) Between(ctx context.Context) podrequest.Between {
-	get := func(resource schema.GroupVersionResource) podrequest.Getter {
-		return func(namespace, name string) (metav1.Object, error) {
-			return c.objects(resource, namespace).Get(ctx, name, metav1.GetOptions{})
+	return podrequest.Between{
+		ReplicaSet: c.named(ctx, "ReplicaSet"), Job: c.named(ctx, "Job"), StatefulSet: c.named(ctx, "StatefulSet"), Pod: c.named(ctx, "Pod"),
+		VirtualMachineInstance: c.once(ctx, virtualmachine.Instances),
+	}
+}
+
+func (c *Call) named(ctx context.Context, kind string) podrequest.Getter {
+	resource, _, _ := target.Resource(kind)
+	return c.once(ctx, resource)
+}
+
+func (c *Call) once(ctx context.Context, resource schema.GroupVersionResource) podrequest.Getter {
+	known := map[string]metav1.Object{}
+	return func(namespace, name string) (metav1.Object, error) {
+		key := namespace + "/" + name
+		if object := known[key]; object != nil {
+			return object, nil
 		}
+		object, err := c.objects(resource, namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		known[key] = object
+		return object, nil
 	}
-	of := func(kind string) podrequest.Getter {
-		resource, _, _ := target.Resource(kind)
-		return get(resource)
-	}
-	return podrequest.Between{ReplicaSet: of("ReplicaSet"), Job: of("Job"), StatefulSet: of("StatefulSet"), Pod: of("Pod"), VirtualMachineInstance: get(virtualmachine.Instances)}
 }
 
 // follow calls do with each event after a resource version until ctx ends, which is no
@@ -178,8 +206,7 @@ func (c *Call) place() error {
 	return nil
 }
 
-// Require returns an error if there is no such object. It knows nothing of objects that the user
-// may not read.
+// Require returns an error if there is no such object, unless the user may not read it.
 func (c *Call) Require(ctx context.Context, t *target.Target) error {
 	resource, _, known := target.Resource(t.Kind)
 	if !known {
@@ -226,8 +253,7 @@ func alike(name string, there *metav1.PartialObjectMetadataList) string {
 	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// resourceOf finds a kind that is not known here, as the user wrote it, among those that the API
-// server serves.
+// resourceOf finds a kind that is not known here among those that the API server serves.
 func (c *Call) resourceOf(kind string) (resource schema.GroupVersionResource, err error) {
 	mapper, err := c.flags.ToRESTMapper()
 	if err == nil {
@@ -249,11 +275,10 @@ func (c *Call) Address(ctx context.Context) (netip.Addr, error) {
 		return t.Addr()
 	}
 	var all []netip.Addr
-	err := c.EachFloatingIP(ctx, t.Selector(), func(ip *v1alpha1.FloatingIP) error {
+	err := c.EachFloatingIP(ctx, t.Selector(), func(ip *v1alpha1.FloatingIP) {
 		if t.Has(ip) {
 			all = append(all, ip.Addr())
 		}
-		return nil
 	})
 	switch {
 	case err != nil:
@@ -305,6 +330,14 @@ func (c *Call) Object(ctx context.Context, t *target.Target, kind string) (strin
 		return "", fmt.Errorf("%s is no %s", t, kind)
 	}
 	return t.Name, c.Require(ctx, t)
+}
+
+// OfPool returns the pool in a flag's value, and what selects its addresses; empty: all.
+func (c *Call) OfPool(ctx context.Context, flag, value string) (pool, selector string, err error) {
+	if pool, err = c.ObjectOf(ctx, flag, value, "IPPool"); pool != "" {
+		selector = "spec.pool=" + pool
+	}
+	return pool, selector, err
 }
 
 // ObjectOf returns the name in the value of a flag, as [Call.Object] does.

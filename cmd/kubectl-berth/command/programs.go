@@ -19,11 +19,9 @@ import (
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
-// Ports asks Berth's programs.
 func (c *Call) Ports() *agentport.Ports { return &agentport.Ports{Kube: c.Kube, Namespace: c.System} }
 
-// Programs returns the pods of one of Berth's programs, of one node or, where that is empty, of
-// all, the newest first. Blocking.
+// Programs returns a program's pods, of one node or, if that is empty, all, newest first. Blocking.
 func (c *Call) Programs(ctx context.Context, selector, node string) ([]*v1.Pod, error) {
 	options := metav1.ListOptions{LabelSelector: selector}
 	if node != "" {
@@ -44,12 +42,10 @@ func (c *Call) Programs(ctx context.Context, selector, node string) ([]*v1.Pod, 
 	return pods, nil
 }
 
-// Port asks a program.
 type Port interface {
 	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
 }
 
-// AskJSON returns the answer of a program. Blocking.
 func AskJSON[A any](ctx context.Context, port Port, q agentport.Question) (*A, error) {
 	text, err := port.Ask(ctx, q)
 	if err != nil {
@@ -102,8 +98,7 @@ func AskPods[A any](pods []*v1.Pod, question string, ask func(*v1.Pod) (A, error
 	return unknown
 }
 
-// Progress tells the user on stderr, every few seconds, what a long command is doing. Safe for
-// concurrent use.
+// Progress tells on stderr, every few seconds, what a long command does. Safe for concurrent use.
 type Progress struct {
 	out io.Writer
 
@@ -144,7 +139,6 @@ func (p *Progress) Doing(text func() string) {
 	p.doing = text
 }
 
-// Say prints something at once.
 func (p *Progress) Say(format string, args ...any) {
 	p.Doing(func() string { return "" })
 	fmt.Fprintf(p.out, format+"\n", args...)

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	checks "github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -46,7 +47,6 @@ type options struct {
 	writes bool
 }
 
-// New returns the command console.
 func New() command.Command {
 	o := &options{}
 	return command.Command{
@@ -102,21 +102,15 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	return serve.Until(ctx, listener, handler)
 }
 
-// grace is how long something must be wrong, without a change, to be a finding, as for kubectl
-// berth check.
+// grace is as for kubectl berth check.
 const grace = 20 * time.Second
 
 // check runs kubectl berth check for the page.
 func check(ctx context.Context, call *command.Call) (*page.Findings, error) {
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: grace, Agents: true, Namespace: call.System})
+	report, err := checks.Run(ctx, call, nil, audit.Options{Grace: grace, Agents: true})
 	if err != nil {
 		return nil, err
 	}
-	report, err := auditor.Run(ctx)
-	if err != nil {
-		return nil, err
-	}
-	auditor.AddAdmission(ctx, report)
 	said := &page.Findings{At: time.Now(), Unknown: report.Unknown}
 	for i := range report.Findings {
 		finding := &report.Findings[i]

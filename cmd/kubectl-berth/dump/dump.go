@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -56,7 +55,6 @@ type options struct {
 	lines int64
 }
 
-// New returns the command dump.
 func New() command.Command {
 	o := &options{}
 	return command.Command{
@@ -133,29 +131,37 @@ type kind struct {
 	file     string
 	resource schema.GroupVersionResource
 	keep     func(*unstructured.Unstructured) bool
+	// ofPrograms: only those in the namespace of Berth's programs.
+	ofPrograms bool
 }
 
 var kinds = []kind{
-	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
-	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
-	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses},
-	{"kubernetes/statefulsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, hasAddresses},
-	{"kubernetes/deployments.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, hasAddresses},
-	{"kubernetes/daemonsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}, hasAddresses},
-	{"kubernetes/events.yaml", v1.SchemeGroupVersion.WithResource("events"), isOurs},
-	{"kubernetes/priorityclasses.yaml", schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses"}, nil},
-	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil},
+	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil, false},
+	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil, false},
+	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses, false},
+	{"kubernetes/statefulsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, hasAddresses, false},
+	{"kubernetes/deployments.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, hasAddresses, false},
+	{"kubernetes/daemonsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}, hasAddresses, false},
+	{"kubernetes/events.yaml", v1.SchemeGroupVersion.WithResource("events"), isOurs, false},
+	{"kubernetes/priorityclasses.yaml", schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses"}, nil, false},
+	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil, false},
+	{"berth-programs/configmaps.yaml", v1.SchemeGroupVersion.WithResource("configmaps"), isOfBerth, true},
+	{"berth-programs/leases.yaml", schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}, isOfBerth, true},
 }
 
 func (o *options) addObjects(ctx context.Context, b *bundle) {
 	berths := make([]kind, 0, len(kinds))
 	for _, name := range v1alpha1.Kinds() {
 		resource := v1alpha1.Resource(name)
-		berths = append(berths, kind{"berth/" + resource.Resource + ".yaml", resource, nil})
+		berths = append(berths, kind{"berth/" + resource.Resource + ".yaml", resource, nil, false})
 	}
 	for _, kind := range append(berths, kinds...) {
 		var all []unstructured.Unstructured
-		err := command.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
+		namespace := metav1.NamespaceAll
+		if kind.ofPrograms {
+			namespace = o.System
+		}
+		err := command.Each(ctx, o.Dynamic.Resource(kind.resource).Namespace(namespace).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
 			if kind.keep == nil || kind.keep(one) {
 				all = append(all, *scrub(one))
 			}
@@ -182,27 +188,13 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 		hide(&pod.Spec)
 		b.addYAML("berth-programs/pod-"+pod.Name+".yaml", pod)
 	}
-	options := metav1.ListOptions{}
-	if configs, err := kube.CoreV1().ConfigMaps(o.System).List(ctx, options); err != nil {
-		b.leaveOut("berth-programs/configmaps.yaml", failure.Explain(err))
-	} else {
-		configs.Items = slices.DeleteFunc(configs.Items, func(config v1.ConfigMap) bool { return !isOfBerth(config.Name) })
-		for i := range configs.Items {
-			configs.Items[i].ManagedFields = nil
-			delete(configs.Items[i].Annotations, v1.LastAppliedConfigAnnotation)
-		}
-		b.addYAML("berth-programs/configmaps.yaml", configs.Items)
-	}
-	if leases, err := kube.CoordinationV1().Leases(o.System).List(ctx, options); err != nil {
-		b.leaveOut("berth-programs/leases.yaml", failure.Explain(err))
-	} else {
-		b.addYAML("berth-programs/leases.yaml", slices.DeleteFunc(leases.Items, func(lease coordinationv1.Lease) bool { return !isOfBerth(lease.Name) }))
-	}
 	return pods.Items
 }
 
 // isOfBerth says whether an object without labels has a name that the chart gives.
-func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
+func isOfBerth(object *unstructured.Unstructured) bool {
+	return strings.HasPrefix(object.GetName(), "berth-")
+}
 
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
 	_ = command.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
@@ -248,8 +240,7 @@ func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {
 	case "Pod":
 		scrubPodSpec(object.Object, "spec")
 	case "StatefulSet", "Deployment", "DaemonSet":
-		template, _, _ := unstructured.NestedMap(object.Object, "spec", "template")
-		if template != nil {
+		if template, _, _ := unstructured.NestedMap(object.Object, "spec", "template"); template != nil {
 			inner := &unstructured.Unstructured{Object: template}
 			inner.SetAnnotations(ours(inner.GetAnnotations()))
 			scrubPodSpec(template, "spec")
@@ -288,7 +279,6 @@ func scrubPodSpec(object map[string]any, field string) {
 	object[field] = left
 }
 
-// only returns some of the fields.
 func only(all map[string]any, names []string) map[string]any {
 	left := map[string]any{}
 	for _, name := range names {
@@ -321,17 +311,6 @@ type bundle struct {
 	err   error
 }
 
-func (b *bundle) add(name string, text []byte) {
-	if b.err != nil {
-		return
-	}
-	b.err = b.tar.WriteHeader(&tar.Header{Name: "berth-dump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: b.now})
-	if b.err == nil {
-		_, b.err = b.tar.Write(text)
-	}
-	b.names = append(b.names, name)
-}
-
 func (b *bundle) addJSON(name string, content any) {
 	text, err := json.MarshalIndent(content, "", "  ")
 	b.addEncoded(name, text, err)
@@ -348,13 +327,19 @@ func (b *bundle) addEncoded(name string, text []byte, err error) {
 		b.leaveOut(name, failure.Explain(err))
 		return
 	}
-	b.add(name, text)
+	if b.err == nil {
+		b.err = b.tar.WriteHeader(&tar.Header{Name: "berth-dump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: b.now})
+	}
+	if b.err == nil {
+		_, b.err = b.tar.Write(text)
+	}
+	b.names = append(b.names, name)
 }
 
 func (b *bundle) leaveOut(what, why string) { b.left = append(b.left, what+": "+why) }
 
 func (b *bundle) close() error {
 	text := "In this bundle:\n" + strings.Join(b.names, "\n") + "\n\nLeft out:\n" + strings.Join(b.left, "\n") + "\n"
-	b.add("contents.txt", []byte(text))
+	b.addEncoded("contents.txt", []byte(text), nil)
 	return errors.Join(b.err, b.tar.Close(), b.zip.Close())
 }

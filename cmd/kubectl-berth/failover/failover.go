@@ -49,18 +49,14 @@ const examples = `  # Which nodes are lost, and what waits?
   # The addresses that wait, for a program
   kubectl berth failover -o jsonpath='{range .waiting[*]}{.address} {.macs}{"\n"}{end}'`
 
-// Report is the content of -o json.
 type Report struct {
 	// Failover is what the replica of berth-failover says that acts; missing where none does.
 	Failover *status.Status `json:"failover,omitempty"`
-	// Replicas counts the pods of berth-failover.
-	Replicas int       `json:"replicas"`
-	Waiting  []waiting `json:"waiting"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Replicas int            `json:"replicas"`
+	Waiting  []waiting      `json:"waiting"`
+	Unknown  []string       `json:"unknown,omitempty"`
 }
 
-// kind of a Report.
 const kind = "FailoverReport"
 
 // waiting is an address that a pod is to have on a node, where the node does not answer for it.
@@ -71,7 +67,6 @@ type waiting struct {
 	inquiry.UnansweredAddress
 }
 
-// New returns the command failover.
 func New() command.Command {
 	return command.Command{
 		Use: "failover", Short: "Shows lost nodes and their pods that move, and addresses that wait for another host", Long: long, Example: examples,
@@ -81,8 +76,7 @@ func New() command.Command {
 	}
 }
 
-// Show asks berth-failover and agents. It returns an answer with an error, too: see
-// [answer.Outcome].
+// Show asks all. It returns an answer with an error, too: see [answer.Outcome].
 func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	l, r := &look{call, call.Ports()}, &Report{Waiting: []waiting{}}
 	l.addStatus(ctx, r)
@@ -104,8 +98,7 @@ type look struct {
 
 var errNobodyLeads = fmt.Errorf("no replica of %s leads", status.Name)
 
-// leader returns the pod that acts, and what it says. It asks all at once, as one may be on a node
-// that died.
+// leader returns the pod that acts. It asks all at once, as one may be on a node that died.
 func (l *look) leader(ctx context.Context, pods []*v1.Pod) (*v1.Pod, *status.Status, error) {
 	type reply struct {
 		pod  *v1.Pod
@@ -306,7 +299,6 @@ func newTake() command.Command {
 	}
 }
 
-// take tells the node that has the address by its record.
 func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alpha1.FloatingIP) (*answer.Answer, error) {
 	if ip == nil || ip.Spec.Pod == nil || ip.Spec.Node == "" {
 		return nil, fmt.Errorf("no pod has %s on a node: nothing waits for it (kubectl berth failover lists what waits)", addr)
@@ -332,9 +324,8 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 		w.Pod = ip.Spec.Owner.Namespace + "/" + ip.Spec.Pod.Name
 	}
 	a := &answer.Answer{Kind: kind, Content: &Report{Waiting: []waiting{w}}, Names: []string{answer.NameOf("FloatingIP", ip.Name)}}
-	tell := a.Tell
 	if o.dryRun {
-		return tell("Node %s would answer for %s, of pod %s, although: %s. Nothing was changed.", w.Node, addr, w.Pod, w.Why), nil
+		return a.Tell("Node %s would answer for %s, of pod %s, although: %s. Nothing was changed.", w.Node, addr, w.Pod, w.Why), nil
 	}
 	if err := o.confirm(l.Call, fmt.Sprintf(
 		"Node %s will answer for %s, of pod %s, although: %s.\n"+
@@ -345,7 +336,7 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 	if err := l.port.Agent(agent).TakeOver(ctx, addr); err != nil {
 		return nil, err
 	}
-	return tell("Node %s answers for %s within a second. If its pod still waits, the kubelet's next try starts it.", w.Node, addr), nil
+	return a.Tell("Node %s answers for %s within a second. If its pod still waits, the kubelet's next try starts it.", w.Node, addr), nil
 }
 
 const resumeLong = `Ends the brake of berth-failover: while more than a third of the nodes are suspect at once, no pod moves, because the
@@ -410,9 +401,8 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 	}
 	r := &Report{Failover: said, Replicas: len(pods), Waiting: []waiting{}}
 	a := &answer.Answer{Kind: kind, Content: r}
-	tell := a.Tell
 	if said.Brake == nil {
-		return tell("There is no brake: nothing keeps pods from moving. Nothing was changed."), nil
+		return a.Tell("There is no brake: nothing keeps pods from moving. Nothing was changed."), nil
 	}
 	var suspects []string
 	for i := range said.Nodes {
@@ -422,7 +412,7 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 	}
 	names := strings.Join(suspects, ", ")
 	if o.dryRun {
-		return tell("These nodes would count as lost: %s. Nothing was changed.", names), nil
+		return a.Tell("These nodes would count as lost: %s. Nothing was changed.", names), nil
 	}
 	if err := o.confirm(l.Call, fmt.Sprintf(
 		"Pods with berth.dev/failover: Automatic move from these nodes, once others confirm that nothing of them answers: %s.\n"+
@@ -437,7 +427,7 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 		return nil, err
 	}
 	if r.Failover.Brake != nil {
-		return tell("These nodes count as lost until they return: %s. The brake stays on: more nodes became suspect meanwhile. See which with kubectl berth failover, and resume again if these are lost, too.", names), nil
+		return a.Tell("These nodes count as lost until they return: %s. The brake stays on: more nodes became suspect meanwhile. See which with kubectl berth failover, and resume again if these are lost, too.", names), nil
 	}
-	return tell("The brake is off. These nodes count as lost until they return: %s. kubectl berth failover shows what moves.", names), nil
+	return a.Tell("The brake is off. These nodes count as lost until they return: %s. kubectl berth failover shows what moves.", names), nil
 }

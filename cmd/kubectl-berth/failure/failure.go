@@ -41,8 +41,7 @@ func Explain(err error) string {
 	return before + advice
 }
 
-// advise returns the text of the innermost error that it knows, and the advice in its
-// place.
+// advise returns the text of the innermost error that it knows, and the advice instead.
 func advise(err error) (inner, advice string) {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -110,15 +109,13 @@ func ofStatus(of apierrors.APIStatus) string {
 	return ""
 }
 
-// isNotServed says whether the API server knows no such resource, as opposed to no such
-// object.
+// isNotServed says whether there is no such resource, as opposed to no such object.
 func isNotServed(status *metav1.Status) bool {
 	return status.Reason == metav1.StatusReasonNotFound && status.Details != nil &&
 		slices.ContainsFunc(status.Details.Causes, func(cause metav1.StatusCause) bool { return cause.Type == metav1.CauseTypeUnexpectedServerResponse })
 }
 
-// IsNoSuch says whether an error means that the API server has no such object. It is
-// false if it does not serve the kind.
+// IsNoSuch says whether there is no such object; it is false if the kind is not served.
 func IsNoSuch(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -130,8 +127,7 @@ func IsNoSuch(err error) bool {
 
 var refused = regexp.MustCompile(`User "(.*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"(?: (?:at the cluster scope|in the namespace "([^"]*)"))?`)
 
-// Forbidden returns the sentence that says which right is missing and how to ask for it;
-// empty if err is not about a right.
+// Forbidden says which right is missing and how to ask for it; empty: err is of something else.
 func Forbidden(err error) string {
 	if !apierrors.IsForbidden(err) {
 		return ""

@@ -49,7 +49,6 @@ type options struct {
 	moment time.Time
 }
 
-// New returns the command history.
 func New() command.Command {
 	o := &options{}
 	return command.Command{
@@ -83,14 +82,11 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("--at: %q is no time: write 2026-11-24T14:00:00Z, 2026-11-24 14:00, 2026-11-24, or an age such as 3d", text)
 }
 
-// Report is the content of -o json.
 type Report struct {
 	Address string          `json:"address"`
 	Items   []ledger.Tenure `json:"items"`
-	// Begins is when the lines begin.
-	Begins *time.Time `json:"begins,omitempty"`
-	// Unread lists logs that could not be read.
-	Unread []string `json:"unread,omitempty"`
+	Begins  *time.Time      `json:"begins,omitempty"`
+	Unread  []string        `json:"unread,omitempty"`
 }
 
 func (o *options) history(ctx context.Context, call *command.Call) (*answer.Answer, error) {
@@ -148,8 +144,7 @@ func readFile(book *ledger.Ledger, name string, stdin io.Reader) error {
 
 const programs = "app.kubernetes.io/name in (berth-scheduler, berth-controller)"
 
-// readPods reads the logs of the scheduler's and the controller's pods, also from before their last
-// restart.
+// readPods reads the programs' logs, also from before their last restart.
 func (o *options) readPods(ctx context.Context, call *command.Call, book *ledger.Ledger, report *Report) error {
 	pods, err := call.Kube.CoreV1().Pods(call.System).List(ctx, metav1.ListOptions{LabelSelector: programs})
 	if err != nil {

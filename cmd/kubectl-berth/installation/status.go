@@ -41,31 +41,25 @@ const statusExamples = `  # All at a glance
   kubectl berth status -o jsonpath='{.problems}'`
 
 type status struct {
-	Namespace string    `json:"namespace"`
-	Programs  []program `json:"programs"`
-	// AdmissionPolicies are Berth's ValidatingAdmissionPolicies.
+	Namespace         string                  `json:"namespace"`
+	Programs          []program               `json:"programs"`
 	AdmissionPolicies []audit.AdmissionPolicy `json:"admissionPolicies"`
-	// Pools counts the pools.
-	Pools int `json:"pools"`
-	// Problems need somebody.
-	Problems answer.Problems `json:"problems"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Pools             int                     `json:"pools"`
+	Problems          answer.Problems         `json:"problems"`
+	Unknown           []string                `json:"unknown,omitempty"`
 }
 
 type program struct {
 	Name   string `json:"name"`
 	Ready  int32  `json:"ready"`
 	Wanted int32  `json:"wanted"`
-	// Images are those that the program's object names. Outdated counts its pods that an update has
-	// not reached: they may have others.
+	// Images are of the program's object. Outdated counts pods that an update has not reached.
 	Images   []string `json:"images"`
 	Outdated int32    `json:"outdated,omitempty"`
 	// Leader is the replica that has the lease, empty for a program without one.
 	Leader string `json:"leader,omitempty"`
 }
 
-// NewStatus returns the command status.
 func NewStatus() command.Command {
 	return command.Command{
 		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Found: "there is a problem", Programs: true,
@@ -160,8 +154,7 @@ func tag(image string) string {
 	return tag
 }
 
-// add adds the problems of a program, whose pods are so many and called so; ready shows those that
-// are not.
+// add adds the problems of a program with so many pods; ready shows those that are not.
 func (s *status) add(p *program, pods string, all int32, ready, kind string) {
 	if p.Ready < p.Wanted {
 		s.Problems.Add(s.kubectl("%s", ready), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
@@ -216,16 +209,14 @@ func (s *status) admission(ctx context.Context, call *command.Call) error {
 }
 
 func (s *status) pools(ctx context.Context, call *command.Call) error {
-	list, err := call.Berth.IPPools.List(ctx, metav1.ListOptions{})
+	all, err := call.Pools(ctx)
 	if err != nil {
-		return fmt.Errorf("list IPPools: %w", err)
+		return err
 	}
-	s.Pools = len(list.Items)
-	if s.Pools == 0 {
+	if s.Pools = len(all); s.Pools == 0 {
 		s.Problems.Add("kubectl explain ippool.spec", "there is no IPPool, so that no pod gets a floating IP; manifests/examples/pool.yaml is one")
 	}
-	for i := range list.Items {
-		pool := &list.Items[i]
+	for _, pool := range all {
 		if ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.PoolReady); ready != nil && ready.Status == metav1.ConditionFalse && !pool.Spec.Disabled {
 			s.Problems.Add("kubectl describe ippool "+pool.Name, "pool %s cannot be used: %s", pool.Name, ready.Message)
 		}
@@ -259,7 +250,6 @@ type versions struct {
 	Programs []program `json:"programs,omitempty"`
 }
 
-// NewVersion returns the command version.
 func NewVersion() command.Command {
 	var client bool
 	return command.Command{

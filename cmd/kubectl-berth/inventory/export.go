@@ -43,7 +43,6 @@ const exportExamples = `  # For a spreadsheet
   # What has changed since, by the list that NetBox exports ("Export", "All Data")
   kubectl berth export --pool web -o netbox --netbox addresses.csv > changes.csv`
 
-// Row is an address as export prints it.
 type Row struct {
 	Address       string `json:"address"`
 	Subnet        string `json:"subnet,omitempty"`
@@ -63,17 +62,10 @@ type Row struct {
 	ofInventory bool
 }
 
-// columns have the header of the CSV, and the values below it.
-var columns = []struct {
-	name string
-	of   func(*Row) string
-}{
-	{"address", func(r *Row) string { return r.Address }}, {"subnet", func(r *Row) string { return r.Subnet }},
-	{"state", func(r *Row) string { return r.State }}, {"pool", func(r *Row) string { return r.Pool }},
-	{"namespace", func(r *Row) string { return r.Namespace }}, {"ownerKind", func(r *Row) string { return r.OwnerKind }},
-	{"owner", func(r *Row) string { return r.Owner }}, {"pod", func(r *Row) string { return r.Pod }},
-	{"lastPod", func(r *Row) string { return r.LastPod }}, {"node", func(r *Row) string { return r.Node }},
-	{"releasePolicy", func(r *Row) string { return r.ReleasePolicy }}, {"since", func(r *Row) string { return r.Since }},
+var header = []string{"address", "subnet", "state", "pool", "namespace", "ownerKind", "owner", "pod", "lastPod", "node", "releasePolicy", "since"}
+
+func (r *Row) cells() []string {
+	return []string{r.Address, r.Subnet, r.State, r.Pool, r.Namespace, r.OwnerKind, r.Owner, r.Pod, r.LastPod, r.Node, r.ReleasePolicy, r.Since}
 }
 
 func rowOf(ip *v1alpha1.FloatingIP) Row {
@@ -108,7 +100,6 @@ type exporting struct {
 	known []netbox.Entry
 }
 
-// NewExport returns the command export.
 func NewExport() command.Command {
 	o := &exporting{format: "csv"}
 	return command.Command{
@@ -147,30 +138,25 @@ func (o *exporting) prepare(call *command.Call) error {
 
 func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	// With NetBox's list all addresses matter: what an address of it is depends on all pools.
-	var err error
-	if o.pool, err = call.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
+	pool, selector, err := call.OfPool(ctx, "--pool", o.pool)
+	if err != nil {
 		return err
 	}
-	selector := ""
-	if o.known == nil && o.pool != "" {
-		selector = "spec.pool=" + o.pool
+	if o.pool = pool; o.known != nil {
+		selector = ""
 	}
 	var rows []Row
-	if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-		rows = append(rows, rowOf(ip))
-		return nil
-	}); err != nil {
+	if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) { rows = append(rows, rowOf(ip)) }); err != nil {
 		return err
 	}
 	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
 	switch o.format {
 	case "csv":
-		err = writeCSV(call.Out, func(do func(*Row) error) (err error) {
-			for i := 0; i < len(rows) && err == nil; i++ {
-				err = do(&rows[i])
-			}
-			return err
-		})
+		lines := [][]string{header}
+		for i := range rows {
+			lines = append(lines, rows[i].cells())
+		}
+		err = csv.NewWriter(call.Out).WriteAll(lines)
 	case "json":
 		encoder := json.NewEncoder(call.Out)
 		encoder.SetIndent("", "    ")
@@ -214,8 +200,7 @@ func (o *exporting) netBox(ctx context.Context, call *command.Call, rows []Row) 
 	return nil
 }
 
-// records returns the rows for NetBox, or the changes of its list, and the entries of it that
-// others have.
+// records returns what NetBox is to have, or to change, and entries of it that others have.
 func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Record, []netbox.Entry, error) {
 	var wanted []netbox.Record
 	taken := make(map[netip.Addr]*Row, len(rows))
@@ -231,8 +216,8 @@ func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Reco
 		return wanted, nil, nil
 	}
 	changes, foreign, err := netbox.Changes(o.known, wanted, func(addr netip.Addr) bool {
-		home, ok := snapshot.Home(addr)
-		return ok && taken[addr] == nil && (o.pool == "" || snapshot.Pools()[home].Name == o.pool)
+		pool := snapshot.PoolOf(addr)
+		return pool != nil && taken[addr] == nil && (o.pool == "" || pool.Name == o.pool)
 	})
 	// If the address is reserved here, both sides say that it is taken.
 	foreign = slices.DeleteFunc(foreign, func(e netbox.Entry) bool {
@@ -242,8 +227,7 @@ func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Reco
 	return changes, foreign, err
 }
 
-// record returns the row as NetBox imports it. It has no times, so it is the same until the address
-// changes hands.
+// record has no times, so it is the same until the address changes hands.
 func (r *Row) record(snapshot *pools.Snapshot) netbox.Record {
 	status := netbox.Active
 	if r.Pod == "" {
@@ -252,14 +236,13 @@ func (r *Row) record(snapshot *pools.Snapshot) netbox.Record {
 	return netbox.NewRecord(r.addr, r.bits(snapshot), status, r.describe())
 }
 
-// bits returns the prefix length of the address's network: of the one that its pod has, or else of
-// the pool's.
+// bits returns the prefix length of the network that its pod has, or else of the pool's.
 func (r *Row) bits(snapshot *pools.Snapshot) int {
 	if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
 		return subnet.Bits()
 	}
-	if home, ok := snapshot.Home(r.addr); ok {
-		return snapshot.Pools()[home].Subnet.Bits()
+	if pool := snapshot.PoolOf(r.addr); pool != nil {
+		return pool.Subnet.Bits()
 	}
 	return r.addr.BitLen()
 }
@@ -274,35 +257,16 @@ func (r *Row) describe() string {
 	return strings.ToLower(r.State)
 }
 
-// WriteCSV writes addresses as export prints them: each calls its function with one after the
-// other. It keeps none in memory.
+// WriteCSV writes addresses as export prints them, one after the other, and keeps none in memory.
 func WriteCSV(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error {
-	return writeCSV(to, func(do func(*Row) error) error {
-		return each(func(ip *v1alpha1.FloatingIP) error {
-			row := rowOf(ip)
-			return do(&row)
-		})
-	})
-}
-
-func writeCSV(to io.Writer, each func(func(*Row) error) error) error {
 	writer := csv.NewWriter(to)
-	cells := make([]string, len(columns))
-	for i, column := range columns {
-		cells[i] = column.name
-	}
-	if err := writer.Write(cells); err != nil {
-		return err
-	}
-	err := each(func(row *Row) error {
-		for i, column := range columns {
-			cells[i] = column.of(row)
-		}
-		return writer.Write(cells)
-	})
-	if err != nil {
-		return err
+	err := writer.Write(header)
+	if err == nil {
+		err = each(func(ip *v1alpha1.FloatingIP) error {
+			row := rowOf(ip)
+			return writer.Write(row.cells())
+		})
 	}
 	writer.Flush()
-	return writer.Error()
+	return cmp.Or(err, writer.Error())
 }

@@ -35,17 +35,18 @@ const topExamples = `  # The fullest pools
   # Which owners retain addresses without using them?
   kubectl berth top owners --sort retained`
 
-// byPools is the kind that is not counted here: its status has the numbers.
-const byPools = "pools"
+const (
+	byPools    = "pools" // not counted here: their status has the numbers
+	nodes      = "nodes"
+	namespaces = "namespaces"
+	owners     = "owners"
+)
 
 var topKinds = []string{byPools, nodes, namespaces, owners}
 
-// NewTop returns the command top.
 func NewTop() command.Command {
-	var (
-		sort string
-		most int
-	)
+	var sort string
+	var most int
 	return command.Command{
 		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
 		ValidArgs:     topKinds,
@@ -84,7 +85,7 @@ func oldest(s Share) time.Time {
 	if s.OldestRetained == nil {
 		return time.Unix(math.MaxInt32, 0) // last
 	}
-	return *s.OldestRetained
+	return s.OldestRetained.Time
 }
 
 func top(ctx context.Context, call *command.Call, sort string, most int) (*answer.Answer, error) {
@@ -95,10 +96,7 @@ func top(ctx context.Context, call *command.Call, sort string, most int) (*answe
 		shares, err = ofPools(ctx, call)
 	} else {
 		tally := By(kind)
-		err = call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
-			tally.Add(ip)
-			return nil
-		})
+		err = call.EachFloatingIP(ctx, "", tally.Add)
 		shares = tally.Most(0)
 	}
 	if err != nil {
@@ -127,7 +125,6 @@ func ofPools(ctx context.Context, call *command.Call) ([]Share, error) {
 	return shares, nil
 }
 
-// Top is the content of -o json.
 type Top struct {
 	By    string  `json:"by"`
 	Items []Share `json:"items"`
@@ -139,33 +136,20 @@ func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]Share{}, shares...)}}
 	for i := range shares {
 		share := &shares[i]
-		var oldest *metav1.Time
-		if share.OldestRetained != nil {
-			oldest = &metav1.Time{Time: *share.OldestRetained}
-		}
-		table.Add(share.Name, share.Total(), share.Held, share.Retained, answer.Age(oldest, now))
+		table.Add(share.Name, share.Total(), share.Held, share.Retained, answer.Age(share.OldestRetained, now))
 		a.Names = append(a.Names, share.Name)
 	}
 	return a
 }
 
-// Kinds of users.
-const (
-	nodes      = "nodes"
-	namespaces = "namespaces"
-	owners     = "owners"
-)
-
-// Share counts the addresses of one user.
 type Share struct {
 	Name     string `json:"name"`
 	Held     int64  `json:"held"`
 	Retained int64  `json:"retained"`
 	// OldestRetained is the time since which the longest retained address has had no pod.
-	OldestRetained *time.Time `json:"oldestRetained,omitempty"`
+	OldestRetained *metav1.Time `json:"oldestRetained,omitempty"`
 }
 
-// Total is the number of addresses.
 func (s *Share) Total() int64 { return s.Held + s.Retained }
 
 type tally struct {
@@ -173,10 +157,8 @@ type tally struct {
 	shares map[string]*Share
 }
 
-// By returns an empty Tally of nodes, namespaces or owners.
 func By(kind string) *tally { return &tally{by: kind, shares: map[string]*Share{}} }
 
-// Add counts an address that somebody holds or that is retained.
 func (t *tally) Add(ip *v1alpha1.FloatingIP) {
 	state := standing.Of(ip)
 	name := t.nameOf(&ip.Spec)
@@ -193,8 +175,8 @@ func (t *tally) Add(ip *v1alpha1.FloatingIP) {
 		return
 	}
 	share.Retained++
-	if since := ip.Spec.Since; since != nil && (share.OldestRetained == nil || since.Time.Before(*share.OldestRetained)) {
-		share.OldestRetained = &since.Time
+	if since := ip.Spec.Since; since != nil && (share.OldestRetained == nil || since.Before(share.OldestRetained)) {
+		share.OldestRetained = since
 	}
 }
 

@@ -32,7 +32,7 @@ the Role berth-diagnosis of Berth's namespace. Without it the command says so, a
 const examples = `  # Is all well on node7?
   kubectl berth node node7
 
-  # The pods with floating IPs that a drain moves
+  # The pods with floating IPs on it
   kubectl berth node node7 -o jsonpath='{range .addresses[*]}{.pod}{"\n"}{end}'`
 
 type report struct {
@@ -41,15 +41,13 @@ type report struct {
 	Ready string `json:"ready"`
 	// Agent is missing where none runs on the node.
 	Agent *agent `json:"agent,omitempty"`
-	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring
-	// and the problems.
+	// NotAsked says why the user may not ask the agent, so that its findings are missing.
 	NotAsked  string    `json:"notAsked,omitempty"`
 	Addresses []Address `json:"addresses"`
 	// Segments are the networks of pools on which the agent hears those of other nodes.
 	Segments []inquiry.Segment `json:"segments,omitempty"`
 	Problems answer.Problems   `json:"problems"`
-	// Unknown lists open questions.
-	Unknown []string `json:"unknown,omitempty"`
+	Unknown  []string          `json:"unknown,omitempty"`
 
 	// asked is when the agent answered, by its clock.
 	asked time.Time
@@ -64,7 +62,6 @@ type agent struct {
 	Since    metav1.Time `json:"since"`
 }
 
-// Address is a floating IP that is on the node.
 type Address struct {
 	Address string       `json:"address"`
 	Pool    string       `json:"pool"`
@@ -73,11 +70,9 @@ type Address struct {
 	// Own: the node itself has it, and no pod.
 	Own bool `json:"own,omitempty"`
 	// Service: the node carries it for a Service.
-	Service bool `json:"service,omitempty"`
-	// Link is the node's link to the pod.
-	Link string `json:"link,omitempty"`
-	// Wiring is added where the node carries the address, else what is wrong; empty where nobody was
-	// asked.
+	Service bool   `json:"service,omitempty"`
+	Link    string `json:"link,omitempty"`
+	// Wiring is added where the node carries it, else what is wrong; empty: nobody was asked.
 	Wiring string `json:"wiring,omitempty"`
 
 	object string
@@ -86,12 +81,10 @@ type Address struct {
 // settled is how long a pod may be bound before its node must carry its addresses.
 const settled = time.Minute
 
-// isLate says whether the node must carry the address by now.
 func (a *Address) isLate(now time.Time) bool {
 	return a.Since != nil && now.Sub(a.Since.Time) > settled
 }
 
-// New returns the command node.
 func New() command.Command {
 	return command.Command{
 		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: long, Example: examples,
@@ -147,8 +140,7 @@ func show(ctx context.Context, call *command.Call, name string) (*report, error)
 	return r, nil
 }
 
-// addOwn says whether the node carries its own addresses, as its NodeAssignment says, which it need
-// not have.
+// addOwn says whether the node carries its own addresses, as its NodeAssignment says, if any.
 func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	if !slices.ContainsFunc(r.Addresses, func(a Address) bool { return a.Own }) {
 		return
@@ -171,8 +163,7 @@ func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	}
 }
 
-// addServices adds the addresses of Services, and of IPClaims by which pods leave, that the node is
-// to carry.
+// addServices adds what the node is to carry for Services, and for pods that leave.
 func (r *report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
 	for i := range assignment.Spec.Addresses {
 		assigned := &assignment.Spec.Addresses[i]
@@ -300,8 +291,7 @@ func (r *report) addContainer(c *inquiry.InspectedContainer) {
 			}
 		}
 	}
-	// A container whose addresses were withdrawn, or that is on its way out, is as it should be where
-	// no address is its.
+	// A container whose addresses were withdrawn, or that ends, is well where no address is its.
 	if !ok && (named || c.Phase == added) {
 		r.Problems.Add("kubectl -n "+c.Pod.Namespace+" describe pod "+c.Pod.Name, "pod %s: %s", c.Pod, text)
 	}

@@ -36,11 +36,6 @@ func Wiring(c *inquiry.InspectedContainer) (ok bool, text string) {
 // added is the phase of a container whose network is complete.
 const added = "added"
 
-// Wire finds out which MACs answer for addresses of a node.
-type Wire struct {
-	Agents Agents
-}
-
 // Answer has the MACs that answered for an address, and the MACs that should.
 type Answer struct {
 	Address string
@@ -54,11 +49,11 @@ type Answer struct {
 	addr netip.Addr
 }
 
-// Ask asks for addresses of one node and VLAN, from another node. It leaves out addresses that
-// are on no layer 2 network, such as addresses that are routed to the node. Of others it uses
-// the first that can ask. Blocking.
-func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan int32, addresses ...string) ([]Answer, error) {
-	carried, err := w.Agents.Agent(carrier).Carried(ctx, false)
+// AskWire asks which MACs answer for addresses of one node and VLAN, from another node. It leaves
+// out addresses that are on no layer 2 network, such as addresses that are routed to the node. Of
+// others it uses the first that can ask. Blocking.
+func AskWire(ctx context.Context, agents Agents, carrier *v1.Pod, others []*v1.Pod, vlan int32, addresses ...string) ([]Answer, error) {
+	carried, err := agents.Agent(carrier).Carried(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +71,7 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 	}
 	var errs []error
 	for _, other := range others[:min(mostTried, len(others))] {
-		if err = w.from(ctx, other, vlan, asked); err == nil {
+		if err = askFrom(ctx, agents.Agent(other), other.Spec.NodeName, vlan, asked); err == nil {
 			return asked, nil
 		}
 		errs = append(errs, err)
@@ -87,18 +82,18 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 // mostTried is the number of nodes that are tried: a node may have no link to a VLAN.
 const mostTried = 5
 
-func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, answers []Answer) error {
+func askFrom(ctx context.Context, agent inquiry.Client, node string, vlan int32, answers []Answer) error {
 	for chunk := range slices.Chunk(answers, inquiry.MostAddresses) {
 		q := inquiry.WitnessQuestion{VLAN: int(vlan)}
 		for i := range chunk {
 			q.Addresses = append(q.Addresses, chunk[i].addr)
 		}
-		testimony, err := w.Agents.Agent(agent).Witness(ctx, q)
+		testimony, err := agent.Witness(ctx, q)
 		if err != nil {
 			return err
 		}
 		for i := range chunk {
-			chunk[i].AskedNode, chunk[i].MACs = agent.Spec.NodeName, testimony.MACs(chunk[i].addr)
+			chunk[i].AskedNode, chunk[i].MACs = node, testimony.MACs(chunk[i].addr)
 		}
 	}
 	return nil

@@ -55,21 +55,21 @@ func agentOn(node string) *v1.Pod {
 // Addresses that are on no layer 2 network are not asked for, and a node that cannot ask is
 // passed over.
 func TestAsk(t *testing.T) {
-	wire := Wire{Agents: answering{
+	wire := answering{
 		"agent-1 /v1/carried?hears=false":                     `{"addresses":[{"address":"10.0.70.11"},{"address":"10.0.70.12","macs":["aa"]}]}`,
 		"agent-3 /v1/witness?address=10.0.70.12&node=&vlan=7": `{"addresses":[{"address":"10.0.70.12","macs":["aa","cc"]}]}`,
-	}}
-	answers, err := wire.Ask(t.Context(), agentOn("1"), []*v1.Pod{agentOn("2"), agentOn("3")}, 7, "10.0.70.11", "10.0.70.12")
+	}
+	answers, err := AskWire(t.Context(), wire, agentOn("1"), []*v1.Pod{agentOn("2"), agentOn("3")}, 7, "10.0.70.11", "10.0.70.12")
 	if err != nil || len(answers) != 1 || answers[0].AskedNode != "3" || answers[0].Node != "1" {
 		t.Fatalf("%+v, %v", answers, err)
 	}
 	if code, _ := answers[0].Judge(); code != audit.SeveralMACs {
 		t.Errorf("judged as %q", code)
 	}
-	if _, err := wire.Ask(t.Context(), agentOn("1"), []*v1.Pod{agentOn("2")}, 7, "10.0.70.12"); err == nil || !strings.Contains(err.Error(), "agent-2 has no link") {
+	if _, err := AskWire(t.Context(), wire, agentOn("1"), []*v1.Pod{agentOn("2")}, 7, "10.0.70.12"); err == nil || !strings.Contains(err.Error(), "agent-2 has no link") {
 		t.Errorf("nobody can ask: %v", err)
 	}
-	if _, err := wire.Ask(t.Context(), agentOn("1"), nil, 7, "10.0.70.12"); err == nil {
+	if _, err := AskWire(t.Context(), wire, agentOn("1"), nil, 7, "10.0.70.12"); err == nil {
 		t.Error("nobody is there, and that is no error")
 	}
 }

@@ -59,10 +59,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 		}
 	}
 	for _, selector := range selectors {
-		if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-			listing.Observe(ip)
-			return nil
-		}); err != nil {
+		if err := l.EachFloatingIP(ctx, selector, listing.Observe); err != nil {
 			return nil, request, err
 		}
 	}
@@ -102,8 +99,7 @@ func unlessGone(err error, owner *ipam.Owner) error {
 	return fmt.Errorf("get %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)
 }
 
-// full returns the nodes that advertise as many addresses as their pods have, so that they can
-// have none for the pod.
+// full returns the nodes whose pods have as many addresses as the node advertises.
 func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, error) {
 	limits, used := map[string]map[v1.ResourceName]int64{}, map[string]map[v1.ResourceName]int64{}
 	for i := range nodes {
@@ -161,31 +157,26 @@ func (l *look) known(ctx context.Context, namespace string) (*known, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
 	}
-	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return nil, fmt.Errorf("list the nodes: %w", err)
+	if l.nodes, err = l.Nodes(ctx, ""); err != nil {
+		return nil, err
 	}
 	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
 	for i := range pods.Items {
 		k.pods[pods.Items[i].Name] = &pods.Items[i]
 	}
-	l.nodes = nodes.Items
 	for i := range l.nodes {
 		k.nodes[l.nodes[i].Name] = &l.nodes[i]
 	}
 	return k, nil
 }
 
-// IsGone says whether the pod does not exist or is finished.
 func (k *known) IsGone(_, name, uid string) bool { return ipam.IsGone(k.pods[name], uid) }
 
-// IsTerminating says whether the pod is being deleted.
 func (k *known) IsTerminating(_, name, uid string) bool {
 	pod := k.pods[name]
 	return pod != nil && pod.UID == types.UID(uid) && pod.DeletionTimestamp != nil
 }
 
-// IsLost says whether the pod is being deleted and its node is lost.
 func (k *known) IsLost(_, name, uid string) bool {
 	pod := k.pods[name]
 	return pod != nil && pod.UID == types.UID(uid) && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
@@ -194,5 +185,4 @@ func (k *known) IsLost(_, name, uid string) bool {
 // NeverBound is not known of pods that are gone.
 func (k *known) NeverBound(string) bool { return false }
 
-// Node returns a Node, or nil if there is none.
 func (k *known) Node(name string) *v1.Node { return k.nodes[name] }

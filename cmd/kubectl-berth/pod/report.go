@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// Why is the content of -o json.
 type Why struct {
 	Namespace string `json:"namespace"`
 	// Pod or Service is the name of the object.
@@ -37,18 +36,14 @@ type Why struct {
 	// Waits: the pod is not bound, and asks for addresses; the Service has none.
 	Waits bool   `json:"waits"`
 	Says  string `json:"says"`
-	// Cause is what a waiting pod waits for.
-	Cause Cause `json:"cause,omitempty"`
+	Cause Cause  `json:"cause,omitempty"`
 	// Problem is the cause, if one alone is enough.
 	Problem string `json:"problem,omitempty"`
-	// Asks describes the request.
-	Asks string `json:"asks,omitempty"`
-	// Pools are the pools that the pod may use by their names and labels, and Others the number of
-	// others.
-	Pools  []pool `json:"pools,omitempty"`
-	Others int    `json:"otherPools,omitempty"`
-	Nodes  []Node `json:"nodes,omitempty"`
-	// Scheduler is the scheduler's last message.
+	Asks    string `json:"asks,omitempty"`
+	// Pools may be used by their names and labels, and Others is the number of others.
+	Pools     []pool    `json:"pools,omitempty"`
+	Others    int       `json:"otherPools,omitempty"`
+	Nodes     []Node    `json:"nodes,omitempty"`
 	Scheduler *said     `json:"scheduler,omitempty"`
 	Addresses []address `json:"addresses,omitempty"`
 	Events    []said    `json:"events,omitempty"`
@@ -69,7 +64,6 @@ type pool struct {
 	said ipam.PoolAnswer
 }
 
-// Node says whether Berth has addresses for the pod on nodes.
 type Node struct {
 	Names  []string `json:"names"`
 	Has    bool     `json:"has"`
@@ -82,7 +76,6 @@ type said struct {
 	Text   string       `json:"text"`
 }
 
-// address is an address of a bound pod or of a Service.
 type address struct {
 	Address string `json:"address"`
 	Pool    string `json:"pool,omitempty"`
@@ -322,8 +315,7 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	}
 }
 
-// tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and
-// not again in the nodes'.
+// tables prints addresses, pools and nodes. A pool's lack stands in its row alone.
 func (w *Why) tables(out io.Writer) {
 	addresses, ofPod := answer.NewTable("Address", "Pool", "Nodes", "Problem"), answer.NewTable("Address", "Pool", "Problem")
 	for _, a := range w.Addresses {
@@ -355,8 +347,7 @@ func (w *Why) tables(out io.Writer) {
 	nodes.Print(out)
 }
 
-// repeats says whether a text of the scheduler's has nothing but what is said of the pod or of each
-// node here.
+// repeats says whether the scheduler's text has nothing but what is said here.
 func (w *Why) repeats(text string) bool {
 	if w.Problem != "" && strings.Contains(text, w.Problem) {
 		return true
@@ -386,32 +377,20 @@ func ago(at *metav1.Time, now time.Time) string {
 	return ", " + answer.Age(at, now) + " ago"
 }
 
-// Cause is what a pod waits for, with the words of the metric berth_scheduler_waiting_pods where
-// the scheduler has one.
+// Cause has the words of the metric berth_scheduler_waiting_pods where the scheduler has one.
 type Cause string
 
-// Causes.
 const (
-	// CauseAddress: the pools that it may use have no address for it.
-	causeAddress Cause = "address"
-	// CauseOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
-	causeOwner Cause = "owner"
-	// CauseNode: nodes have as many addresses as they advertise.
-	causeNode Cause = "node"
-	// CauseAgent: nodes of its pools have no ready agent.
-	causeAgent Cause = "agent"
-	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
-	causeSession Cause = "session"
-	// CausePool: no pool that it may use serves the nodes.
-	causePool Cause = "pool"
-	// CausePod: the pod asks for something wrong.
-	causePod Cause = "pod"
-	// CauseScheduler: Berth's scheduler does not look at it.
-	causeScheduler Cause = "scheduler"
-	// CauseOther: Berth has an address for it, and something else keeps it.
-	causeOther Cause = "other"
-	// CauseUnknown: the user may not read what decides.
-	causeUnknown Cause = "unknown"
+	causeAddress   Cause = "address"   // the pools that it may use have no address for it
+	causeOwner     Cause = "owner"     // its workload or claim may have no more, or keeps addresses for it elsewhere
+	causeNode      Cause = "node"      // nodes have as many addresses as they advertise
+	causeAgent     Cause = "agent"     // nodes of its pools have no ready agent
+	causeSession   Cause = "session"   // nodes of its pools have no established BGP session, and a pool requires one
+	causePool      Cause = "pool"      // no pool that it may use serves the nodes
+	causePod       Cause = "pod"       // the pod asks for something wrong
+	causeScheduler Cause = "scheduler" // Berth's scheduler does not look at it
+	causeOther     Cause = "other"     // Berth has an address for it, and something else keeps it
+	causeUnknown   Cause = "unknown"   // the user may not read what decides
 )
 
 func causeOf(lack ipam.Lack) Cause {
@@ -446,12 +425,10 @@ type Group struct {
 	Pods      []string `json:"pods"`
 	// Since is when the one that waits longest was created.
 	Since metav1.Time `json:"since"`
-	// Why is what is said of one of them.
-	Why  string   `json:"why"`
-	ToDo []string `json:"toDo,omitempty"`
+	Why   string      `json:"why"`
+	ToDo  []string    `json:"toDo,omitempty"`
 }
 
-// NewWaiting returns the command waiting.
 func NewWaiting() command.Command {
 	l := look{}
 	return command.Command{
@@ -479,7 +456,6 @@ func NewWaiting() command.Command {
 	}
 }
 
-// waiting explains the pods that wait for addresses.
 func (l *look) waiting(ctx context.Context) ([]Group, error) {
 	explained := map[kin]*Why{}
 	type key struct {

@@ -52,7 +52,6 @@ const whyExamples = `  kubectl berth why web-0 -n shop
   # Only what the scheduler's code says
   kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
 
-// NewWhy returns the command why.
 func NewWhy() command.Command {
 	var reader podrequest.Reader
 	return command.Command{
@@ -123,8 +122,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 	return l.explain(ctx)
 }
 
-// worse says whether a pod needs an explanation more than another of its workload: it waits, or is
-// not ready.
+// worse says whether a pod needs an explanation more: it waits, or is not ready.
 func worse(pod, other *v1.Pod) bool {
 	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
@@ -179,9 +177,7 @@ func (l *look) waits(ctx context.Context, why *Why) error {
 	if len(pod.Spec.SchedulingGates) > 0 {
 		why.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
 	}
-	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), func(name string) (metav1.Object, error) {
-		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-	})
+	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), l.Namespaces(ctx))
 	if err == nil {
 		err = request.CheckVolumes(pod, func(name string) (*v1.PersistentVolumeClaim, error) {
 			claim, err := l.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -428,8 +424,7 @@ func (l *look) judge(ctx context.Context, why *Why, service *v1.Service, shown [
 	return nil
 }
 
-// standing reads the objects that decide about a Service. wrong is about its request, or that of
-// the Service that leads its group.
+// standing reads what decides about a Service. wrong is about its request, or its leader's.
 func (l *look) standing(ctx context.Context, service *v1.Service) (standing services.Standing, wrong, err error) {
 	namespace, err := l.Kube.CoreV1().Namespaces().Get(ctx, service.Namespace, metav1.GetOptions{})
 	if err != nil {
@@ -447,10 +442,7 @@ func (l *look) standing(ctx context.Context, service *v1.Service) (standing serv
 	}
 	var ips []*v1alpha1.FloatingIP
 	selector := "spec.owner.namespace=" + service.Namespace
-	if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-		ips = append(ips, ip)
-		return nil
-	}); err != nil {
+	if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) { ips = append(ips, ip) }); err != nil {
 		return standing, nil, err
 	}
 	standing, wrong = services.StandingOf(service, namespace, all, ips)

@@ -42,7 +42,6 @@ const examples = `  # Whom would enforcement for all pods concern?
   # Connections that would be denied, for a program
   kubectl berth policies -o json`
 
-// New returns the command policies.
 func New() command.Command {
 	return command.Command{
 		Use: "policies", Short: "Says what enforcement of network policies for all pods would change", Long: long, Example: examples,
@@ -61,8 +60,7 @@ type report struct {
 	// Pods would be governed newly.
 	Pods []pod `json:"pods"`
 	// Denied are their open connections that would be denied.
-	Denied []Denied `json:"denied"`
-	// Unknown lists open questions.
+	Denied  []Denied `json:"denied"`
 	Unknown []string `json:"unknown,omitempty"`
 }
 
@@ -72,11 +70,9 @@ type pod struct {
 	Node    string   `json:"node"`
 	Ingress []string `json:"ingress,omitempty"`
 	Egress  []string `json:"egress,omitempty"`
-	// Denied counts its open connections that would be denied.
-	Denied int `json:"denied"`
+	Denied  int      `json:"denied"`
 }
 
-// Denied are open connections that would be denied.
 type Denied struct {
 	inquiry.DeniedConnections
 
@@ -163,7 +159,6 @@ The agents of the nodes of both pods say it. To ask them needs the Role berth-di
 const traceExamples = `  # May shop/web-0 connect to port 5432 of shop/db-0?
   kubectl berth policies trace --from shop/web-0 --to shop/db-0 --port 5432`
 
-// Trace is the content of trace -o json.
 type Trace struct {
 	// Nodes are those of the pods, the beginning one's first.
 	Nodes []nodeTrace `json:"nodes"`

@@ -30,7 +30,12 @@ import (
 )
 
 const poolLong = `Shows how full the pools are, from their status, which berth-controller keeps. With a
-name it draws the addresses of that pool, from the FloatingIPs.`
+name it draws the addresses of that pool, from the FloatingIPs.
+
+With --without it says what does not fit if nodes leave: of each address that a pod, a Service, an IPClaim or a node has
+there, whether a node that stays can have it, as the scheduler and the controller decide. Moves: one can, or it has another
+address for the pod. Pending: none. Stays: it goes with its node. An address that its pod gives up counts as free, whatever
+the cooldown of its pool. ` + notJudged
 
 const poolExamples = `  # All pools
   kubectl berth pool
@@ -39,9 +44,11 @@ const poolExamples = `  # All pools
   kubectl berth pool web
 
   # Follow them
-  kubectl berth pool -w`
+  kubectl berth pool -w
 
-// Pool is a pool as the command prints it with -o json.
+  # What does not fit without these nodes?
+  kubectl berth pool --without node3,node4`
+
 type Pool struct {
 	Name   string            `json:"name"`
 	Subnet string            `json:"subnet"`
@@ -55,20 +62,30 @@ type Pool struct {
 	Free uint64 `json:"free"`
 }
 
-// NewPool returns the command pool.
 func NewPool() command.Command {
+	var leaving []string
 	return command.Command{
-		Use: "pool [NAME]", Aliases: []string{"pools"}, Short: "Shows how full pools are, or one as a map", Long: poolLong, Example: poolExamples,
-		Args: command.AtMost(1), Names: "IPPool",
+		Use: "pool [NAME…]", Aliases: []string{"pools"}, Short: "Shows how full pools are, one as a map, or what does not fit without nodes", Long: poolLong, Example: poolExamples,
+		Args: command.AtLeast(0), Names: "IPPool", Found: "with --without, an address would have no node, or a pod no address",
 		Watch: "Print another line whenever a pool's status changes.",
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringSliceVar(&leaving, "without", nil, "Say what does not fit if these nodes leave.")
+		},
+		CompleteFlags: map[string]command.Completion{"without": command.Names("Node")},
 		Prepare: func(call *command.Call) error {
-			if call.Watching && len(call.Args) > 0 {
-				return errors.New("--watch follows the counts of all pools: give no name")
+			switch {
+			case call.Watching && len(call.Args)+len(leaving) > 0:
+				return errors.New("--watch follows the counts of all pools: give no name, and no --without")
+			case len(call.Targets) > 1 && len(leaving) == 0:
+				return errors.New("a map is of one pool: name one, or add --without NODE")
 			}
 			return nil
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			if len(call.Args) == 0 {
+			switch {
+			case len(leaving) > 0:
+				return without(ctx, call, leaving)
+			case len(call.Args) == 0:
 				return all(ctx, call)
 			}
 			f, err := look(ctx, call)
@@ -230,39 +247,29 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &found{}
-	for _, pool := range all {
-		if pool.Name == name {
-			f.object = pool
-		}
-	}
 	snapshot := pools.Compile(all) // an older pool keeps addresses that both list
-	at, ok := snapshot.Index(name)
-	if f.object == nil || !ok {
+	f := &found{pool: snapshot.Named(name)}
+	if f.pool == nil {
 		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
 	}
-	f.pool = snapshot.Pools()[at]
-	nodes, err := call.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	f.object = all[slices.IndexFunc(all, func(pool *v1alpha1.IPPool) bool { return pool.Name == name })]
+	nodes, err := call.Nodes(ctx, "")
 	if err != nil && failure.Forbidden(err) == "" {
-		return nil, fmt.Errorf("list the nodes: %w", err)
+		return nil, err
 	}
 	if err == nil {
 		f.nodes = new(int)
-		for i := range nodes.Items {
-			if f.pool.Serves(&nodes.Items[i]) {
+		for i := range nodes {
+			if f.pool.Serves(&nodes[i]) {
 				*f.nodes++
 			}
 		}
 	}
-	// An administrator may have named no pool, and addresses may be recorded under another pool's
-	// name.
+	// An administrator may have named no pool, and addresses may be recorded under another pool.
 	status := &f.object.Status
 	for _, selectors := range [][]string{{"spec.pool=" + name, "spec.pool="}, {""}} {
 		for _, selector := range selectors {
-			if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
-				f.uses.Add(ip)
-				return nil
-			}); err != nil {
+			if err := call.EachFloatingIP(ctx, selector, f.uses.Add); err != nil {
 				return nil, err
 			}
 		}
@@ -274,13 +281,11 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	return f, nil
 }
 
-// Map is the content of -o json for one pool.
 type Map struct {
 	Pool
 	poolmap.Terms
 	// Nodes is how many nodes it serves; missing where nodes cannot be read.
-	Nodes *int `json:"nodes,omitempty"`
-	// FreeRanges are the free addresses.
+	Nodes      *int     `json:"nodes,omitempty"`
 	FreeRanges []string `json:"freeRanges"`
 }
 
@@ -294,7 +299,7 @@ func (f *found) answer() *answer.Answer {
 		p.Free = 0
 	}
 	a := answerOf([]Pool{p})
-	of := Map{Pool: p, Terms: poolmap.TermsOf(f.object), Nodes: f.nodes, FreeRanges: texts(free)}
+	of := Map{Pool: p, Terms: poolmap.TermsOf(f.object), Nodes: f.nodes, FreeRanges: iprange.Texts(free)}
 	a.Kind, a.Content = "PoolMap", of
 	a.Text = func(out io.Writer, paint answer.Paint) {
 		nodes := of.Terms.Nodes()
@@ -362,7 +367,6 @@ const freeExamples = `  # The free ranges of a pool
   # Three free addresses
   kubectl berth free web --number 3 -o name`
 
-// Free is the content of -o json.
 type Free struct {
 	Pool      string       `json:"pool"`
 	Free      uint64       `json:"free"`
@@ -372,7 +376,6 @@ type Free struct {
 
 const mostFree = 65536
 
-// NewFree returns the command free.
 func NewFree() command.Command {
 	first := 0
 	return command.Command{
@@ -410,11 +413,7 @@ func (f *found) free(first int) (*answer.Answer, error) {
 	case n < uint64(first):
 		err = answer.FindingsError(fmt.Sprintf("IPPool %s has only %d free addresses.", f.pool.Name, n))
 	}
-	return freeAnswer(f.pool.Name, free, first), err
-}
-
-func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
-	content := Free{Pool: pool, Free: free.Size(), Ranges: texts(free), Addresses: poolmap.First(free, first)}
+	content := Free{Pool: f.pool.Name, Free: free.Size(), Ranges: iprange.Texts(free), Addresses: poolmap.First(free, first)}
 	a := &answer.Answer{Kind: "FreeAddresses", Content: content}
 	if first > 0 {
 		a.Table = answer.NewTable("Address")
@@ -422,7 +421,7 @@ func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
 			a.Table.Add(addr.String())
 			a.Names = append(a.Names, addr.String())
 		}
-		return a
+		return a, err
 	}
 	a.Names = content.Ranges
 	a.Table = answer.NewTable("Range", "Addresses")
@@ -432,13 +431,5 @@ func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
 	if len(free) > 1 {
 		a.Text = func(out io.Writer, _ answer.Paint) { fmt.Fprintf(out, "\n%s free addresses\n", number(free.Size())) }
 	}
-	return a
-}
-
-func texts(set iprange.Set) []string {
-	texts := make([]string, len(set))
-	for i, r := range set {
-		texts[i] = r.String()
-	}
-	return texts
+	return a, err
 }

@@ -47,7 +47,6 @@ const examples = `  # Before helm install
   # With the image of your registry, and the uplinks of your nodes
   kubectl berth preflight --image registry.example.com/berth/berth-agent:v0.1.0 --uplink 'bond0,ens*f0'`
 
-// kind of a Report.
 const kind = "PreflightReport"
 
 type report struct {
@@ -56,7 +55,6 @@ type report struct {
 	Problems   answer.Problems `json:"problems"`
 }
 
-// Node is a node with what was found there.
 type Node struct {
 	Name string `json:"name"`
 	agentpod.Preflight
@@ -67,7 +65,6 @@ type options struct {
 	timeout             time.Duration
 }
 
-// New returns the command preflight.
 func New() command.Command {
 	var o options
 	var own []v1alpha1.IPPool
@@ -131,11 +128,11 @@ func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IP
 	if err := r.version(call); err != nil {
 		return nil, err
 	}
-	list, err := call.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: v1.LabelOSStable + "=linux"})
+	nodes, err := call.Nodes(ctx, v1.LabelOSStable+"=linux")
 	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
+		return nil, err
 	}
-	if err := r.nodes(ctx, call, o, list.Items); err != nil {
+	if err := r.nodes(ctx, call, o, nodes); err != nil {
 		return nil, err
 	}
 	if own == nil {
@@ -144,7 +141,7 @@ func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IP
 			own = pools.Items
 		}
 	}
-	return r, r.pools(ctx, call, own, list.Items)
+	return r, r.pools(ctx, call, own, nodes)
 }
 
 // The minors of Kubernetes that releases are tried with, as docs/reference/compatibility.md says.
@@ -226,12 +223,10 @@ func (r *report) answer() *answer.Answer {
 	}}
 }
 
-// folders are what the agent's container has of the node: networks that need more need
-// agent.hostRoot=true.
+// folders are what the agent has of the node: who needs more needs agent.hostRoot=true.
 var folders = []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni", "/run/flannel"}
 
-// nodes looks at each node with a pod of the agent's image, in a namespace that is deleted in the
-// end.
+// nodes looks at each node with a pod, in a namespace that is deleted in the end.
 func (r *report) nodes(ctx context.Context, call *command.Call, o options, all []v1.Node) (err error) {
 	namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-preflight-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}}}
 	namespace, err = call.Kube.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
@@ -268,8 +263,7 @@ func (r *report) nodes(ctx context.Context, call *command.Call, o options, all [
 	return nil
 }
 
-// runOn makes a pod on each node, and returns them when all have ended, or by their last state
-// where they do not end in time.
+// runOn makes a pod on each node, and returns their last states when all ended, or time is over.
 func runOn(ctx context.Context, pods typed.PodInterface, o options, all []v1.Node) (map[string]*v1.Pod, error) {
 	made := map[string]*v1.Pod{}
 	// The controller of ServiceAccounts may not have made the namespace's yet.

@@ -20,42 +20,29 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// State is the state of an address in Berth.
 type State string
 
 // States of addresses that have a FloatingIP.
 const (
-	// Held: a pod or a node itself has it.
-	Held State = "Held"
-	// Retained: it has an owner and no holder.
-	Retained State = "Retained"
-	// Cooling: it was freed, and no pod gets it until its pool's cooldown is over.
-	Cooling State = "Cooling"
-	// Reserved: an administrator took it out of circulation.
-	Reserved State = "Reserved"
-	// Taken: it is one of these, and the viewer may not see which.
-	Taken State = "Taken"
+	Held     State = "Held"     // a pod or a node itself has it
+	Retained State = "Retained" // it has an owner and no holder
+	Cooling  State = "Cooling"  // it was freed, and no pod gets it until its pool's cooldown is over
+	Reserved State = "Reserved" // an administrator took it out of circulation
+	Taken    State = "Taken"    // it is one of these, and the viewer may not see which
 )
 
 // States of addresses without a FloatingIP.
 const (
-	// Free: a pod can get it.
-	Free State = "Free"
-	// Disabled: it is of a pool that gives no addresses.
-	Disabled State = "Disabled"
-	// Excluded: a pool lists it, and its spec.exclude removes it.
-	Excluded State = "Excluded"
+	Free     State = "Free"     // a pod can get it
+	Disabled State = "Disabled" // it is of a pool that gives no addresses
+	Excluded State = "Excluded" // a pool lists it, and its spec.exclude removes it
 	// Gateway of a pool's subnet.
-	Gateway State = "Gateway"
-	// Unusable: the first or last address of a subnet.
-	Unusable State = "Unusable"
-	// Unlisted: it is in a pool's subnet, but not in its ranges.
-	Unlisted State = "Unlisted"
-	// Outside: it is in no pool's subnet.
-	Outside State = "Outside"
+	Gateway  State = "Gateway"
+	Unusable State = "Unusable" // the first or last address of a subnet
+	Unlisted State = "Unlisted" // it is in a pool's subnet, but not in its ranges
+	Outside  State = "Outside"  // it is in no pool's subnet
 )
 
-// Of returns the state of an address that has a FloatingIP.
 func Of(ip *v1alpha1.FloatingIP) State {
 	switch spec := &ip.Spec; {
 	case spec.Reserved:
@@ -68,8 +55,7 @@ func Of(ip *v1alpha1.FloatingIP) State {
 	return Retained
 }
 
-// RestsUntil returns when the cooldown of an address ends that has one; the zero time if
-// its pool is not known.
+// RestsUntil returns when a cooldown ends; the zero time if its pool is not known.
 func RestsUntil(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool) time.Time {
 	for _, pool := range all {
 		if ip.Spec.ReleasedAt != nil && pool.Name == ip.Spec.Pool && pool.Spec.Cooldown != nil {
@@ -88,11 +74,9 @@ type Nobody struct {
 	Because string
 }
 
-// OfNobody returns the state of an address that has no FloatingIP, by the pools and the snapshot
-// that [pools.Compile] makes of them.
+// OfNobody is of an address without a FloatingIP, by the pools and their snapshot.
 func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot) Nobody {
-	if home, ok := snapshot.Home(addr); ok {
-		pool := snapshot.Pools()[home]
+	if pool := snapshot.PoolOf(addr); pool != nil {
 		if pool.Disabled {
 			return Nobody{Disabled, pool.Name, fmt.Sprintf("nobody has it, and IPPool %s gives no addresses: spec.disabled is true", pool.Name)}
 		}
@@ -163,15 +147,13 @@ type Address struct {
 	Since         *metav1.Time           `json:"since,omitempty"`
 	ReleasePolicy v1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 	LastPod       string                 `json:"lastPod,omitempty"`
-	// CoolsUntil is when a cooldown ends, or at the latest the rest for the node that carried the
-	// address last.
+	// CoolsUntil is when its cooldown ends, or at the latest that for its last node.
 	CoolsUntil *metav1.Time `json:"coolsUntil,omitempty"`
 	// Conflict: a host outside of the cluster has the address, too.
 	Conflict bool `json:"conflict,omitempty"`
 	// Note says in a sentence why nobody has the address, or which facts about it are unknown.
 	Note string `json:"note,omitempty"`
-	// UID and ResourceVersion of the FloatingIP, of addresses that can be released as they are here:
-	// those of the console.
+	// UID and ResourceVersion are set where addresses can be released as they are: in the console.
 	UID             string `json:"uid,omitempty"`
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 
@@ -179,7 +161,6 @@ type Address struct {
 	Object string `json:"-"`
 }
 
-// Pod is a pod.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -192,7 +173,6 @@ func (p *Pod) String() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Owner is the object that an address belongs to.
 type Owner struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
@@ -209,7 +189,6 @@ func (o *Owner) String() string {
 	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
-// AddressOf returns the address of a FloatingIP.
 func AddressOf(ip *v1alpha1.FloatingIP) Address {
 	spec := &ip.Spec
 	a := Address{
@@ -289,7 +268,6 @@ func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time
 	}
 }
 
-// AddressOfNobody returns an address that has no FloatingIP, as [OfNobody] does.
 func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool, compiled *pools.Snapshot) Address {
 	said := OfNobody(addr, all, compiled)
 	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}

@@ -22,19 +22,16 @@ import (
 // Addresses is the Kind of a target that is addresses, and not an object.
 const Addresses = "FloatingIP"
 
-// Target is what a command is about.
 type Target struct {
 	// Kind as Kubernetes writes it, or the user's word for a kind that is not known here.
 	Kind            string
 	Namespace, Name string
-	// Range of a target that is Addresses. hostBits says that it was written as one of its addresses
-	// with a prefix length.
+	// Range of Addresses. hostBits: it was written as one address with a prefix length.
 	Range    iprange.Range
 	hostBits string
 }
 
-// kinds are those that people name by short names. Others are named as Kubernetes does, with their
-// group where need be.
+// kinds have short names. Others are named as Kubernetes does, with their group if need be.
 var kinds = []struct {
 	kind, group, version, resource string
 	namespaced                     bool
@@ -81,8 +78,7 @@ func KindOf(word string) (kind string, ok bool) {
 // isKind says whether a word is written as a kind is, and a name cannot be.
 func isKind(word string) bool { return strings.IndexFunc(word, unicode.IsUpper) >= 0 }
 
-// Join joins words of a command line where one is a kind and the next its object: "StatefulSet
-// shop/web", as commands print owners.
+// Join joins a kind and the word after it, "StatefulSet shop/web", as commands print owners.
 func Join(words []string) []string {
 	var joined []string
 	for i := 0; i < len(words); i++ {
@@ -187,7 +183,6 @@ func parseAddresses(text string) (t Target, is bool, err error) {
 	return t, false, nil
 }
 
-// ParseAddr reads one address.
 func ParseAddr(text string) (netip.Addr, error) {
 	t, is, err := parseAddresses(text)
 	if err == nil && !is {
@@ -199,7 +194,6 @@ func ParseAddr(text string) (netip.Addr, error) {
 	return t.Addr()
 }
 
-// Addr returns the address of a target that is one.
 func (t *Target) Addr() (netip.Addr, error) {
 	if t.Range.First != t.Range.Last {
 		return netip.Addr{}, fmt.Errorf("%s is %d addresses: name one", t, t.Range.Size())
@@ -226,7 +220,6 @@ func (t *Target) Each(most uint64, exact bool) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// String returns the target as commands print it.
 func (t *Target) String() string {
 	switch {
 	case t.Kind == Addresses:
@@ -265,8 +258,7 @@ func (t *Target) Selector() string {
 	return selector
 }
 
-// Has says whether an address is the target's: of a pod, one that it holds or that is kept for a
-// pod of its name.
+// Has says whether an address is the target's: a pod's also if it is kept for its name.
 func (t *Target) Has(ip *v1alpha1.FloatingIP) bool {
 	spec := &ip.Spec
 	switch {

@@ -24,15 +24,12 @@ import (
 	"github.com/berth-dev/berth/speaker/status"
 )
 
-// state of a link.
 type state string
 
-// States.
 const (
-	ok     state = "ok"
-	Broken state = "BROKEN"
-	// NotAsked: --node was not given, or a link before it is broken.
-	NotAsked state = "-"
+	ok       state = "ok"
+	Broken   state = "BROKEN"
+	NotAsked state = "-" // --node was not given, or a link before it is broken
 )
 
 // Link is one link of the way of a packet to an address.
@@ -191,8 +188,7 @@ func fromNodes(ctx context.Context, call *command.Call, s *audit.Subject, port p
 	return append(links, link(s, "wire", func(s *audit.Subject) Link { return ofWire(ctx, s, port) })), nil
 }
 
-// ofRouting returns the links by which routers lead to an address: table 98 of its node, and a
-// session of the node's speaker. Blocking.
+// ofRouting returns the links table 98 of a node, and session of its speaker. Blocking.
 func ofRouting(ctx context.Context, call *command.Call, ip *v1alpha1.FloatingIP, port command.Port) []Link {
 	pods, err := call.Programs(ctx, status.Selector, ip.Spec.Node)
 	if err == nil && len(pods) == 0 {
@@ -258,7 +254,7 @@ func ofWire(ctx context.Context, s *audit.Subject, agents node.Agents) Link {
 	others := slices.DeleteFunc(slices.Clone(s.Agents), func(agent *v1.Pod) bool {
 		return agent.Spec.NodeName == spec.Node || !agentpod.IsReady(agent)
 	})
-	answer, err := (&node.Wire{Agents: agents}).Ask(ctx, s.Agent, others, vlan, spec.Address)
+	answer, err := node.AskWire(ctx, agents, s.Agent, others, vlan, spec.Address)
 	switch {
 	case err != nil:
 		return notAsked("wire", "%s", failure.Explain(err))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -40,7 +41,6 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   # The address of a pod
   kubectl berth trace shop/web-0`
 
-// New returns the command trace.
 func New() command.Command {
 	var node bool
 	return command.Command{
@@ -53,10 +53,8 @@ func New() command.Command {
 	}
 }
 
-// Trace is the content of -o json.
 type Trace struct {
-	Address string `json:"address"`
-	// Broken is the first broken link.
+	Address  string    `json:"address"`
 	Broken   string    `json:"broken,omitempty"`
 	Links    []Link    `json:"links"`
 	Timeline []moment  `json:"timeline"`
@@ -70,17 +68,13 @@ type moment struct {
 }
 
 func trace(ctx context.Context, call *command.Call, nodes bool) (*answer.Answer, error) {
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: call.System})
-	if err != nil {
-		return nil, err
-	}
 	addr, err := call.Address(ctx)
 	if err != nil {
 		return nil, err
 	}
 	name := v1alpha1.NameOf(addr)
 	t := &Trace{Address: addr.String(), Timeline: []moment{}, Time: time.Now().UTC().Truncate(time.Second)}
-	s, err := auditor.About(ctx, name)
+	s, err := check.Auditor(call, audit.Options{Agents: true, Namespace: call.System}).About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
 		t.Links = []Link{broken("object", "kubectl berth who "+t.Address, "%s has no FloatingIP: nobody has it", addr)}
@@ -150,8 +144,7 @@ func (t *Trace) answer(broken *Link, name string) *answer.Answer {
 	}
 }
 
-// timeline returns the moments that objects and events record, the oldest first.
-// Blocking.
+// timeline returns what objects and events record, the oldest first. Blocking.
 func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []moment, unknown []string) {
 	add := func(at time.Time, format string, args ...any) {
 		if !at.IsZero() {

@@ -42,7 +42,6 @@ const backupExamples = `  # To a file (on failure no incomplete file is left)
   # To stdout, for another program
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
-// NewBackup returns the command backup.
 func NewBackup() command.Command {
 	format, file := "yaml", "-"
 	return command.Command{
@@ -112,8 +111,7 @@ func writeFile(name string, write func(io.Writer) error) (err error) {
 	return os.Rename(file.Name(), name)
 }
 
-// writeBackup writes a document for each object, or a list of them, in the order pools, claims,
-// addresses, others.
+// writeBackup writes documents, or a list, of pools, claims, addresses and others.
 func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host string, now time.Time) error {
 	all := make([]map[string]any, 0, objects.Len())
 	for _, object := range objects.All() {
@@ -158,7 +156,6 @@ const restoreExamples = `  # What would be done?
   # The workloads will be back within two days
   kubectl berth restore -f berth.yaml --keep-for=48h`
 
-// NewRestore returns the command restore.
 func NewRestore() command.Command {
 	var (
 		file    string

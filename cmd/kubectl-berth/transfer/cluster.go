@@ -32,16 +32,14 @@ import (
 type cluster struct {
 	*command.Call
 	progress *command.Progress
-	// kinds and resources of namespaced objects that the API server can list, and all that it serves,
-	// written "resource.group".
+	// kinds and resources that can be listed in namespaces, and all served, as "resource.group".
 	kinds     map[string][]schema.GroupVersionKind
 	resources map[schema.GroupVersionKind]schema.GroupVersionResource
 	serves    map[string]bool
 	notes     []string
 }
 
-// connect reads the kinds that the API server serves, and begins to say what the command is doing
-// until end.
+// connect reads which kinds are served, and tells progress until end.
 func connect(call *command.Call) (c *cluster, end func(), err error) {
 	c = &cluster{Call: call, kinds: map[string][]schema.GroupVersionKind{}, resources: map[schema.GroupVersionKind]schema.GroupVersionResource{}, serves: map[string]bool{}}
 	api, err := call.Discovery()
@@ -100,8 +98,7 @@ func (c *cluster) readBerth(ctx context.Context, kinds []string) (*backup.Object
 		if name := resource.GroupResource().String(); !c.serves[name] {
 			return nil, fmt.Errorf("the cluster does not serve %s: install Berth first, or, if its CRDs were applied a moment ago, try again", name)
 		}
-		// All pages of a list have one resource version; if it expires, the pager
-		// starts again.
+		// All pages have one resource version; if it expires, the pager starts again.
 		all, _, err := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return c.Dynamic.Resource(resource).List(ctx, options)
 		}).List(ctx, metav1.ListOptions{})
@@ -151,8 +148,7 @@ func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, ad
 	})
 }
 
-// eachDocument calls add with every document of a YAML or JSON text, in JSON; not with one that has
-// nothing but comments.
+// eachDocument calls add with every document of a YAML or JSON text, in JSON, that is not empty.
 func eachDocument(text []byte, add func(document []byte) error) error {
 	if json.Valid(text) { // YAML refuses JSON that is indented with tabs
 		return addDocument(1, text, nil, add)

@@ -4,28 +4,25 @@ package transfer
 
 import (
 	"cmp"
-	"encoding/json"
-	"slices"
-	"strings"
-
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
-
-	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
@@ -63,7 +60,6 @@ type importing struct {
 	given                     *given
 }
 
-// NewImportGalaxy returns the command import-galaxy.
 func NewImportGalaxy() command.Command {
 	o := &importing{}
 	return command.Command{

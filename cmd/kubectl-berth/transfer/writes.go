@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
@@ -113,13 +112,12 @@ func (c *cluster) each(ctx context.Context, what string, workers int, items []*p
 }
 
 func printPlan(out io.Writer, made *plan.Plan) error {
-	table := printers.GetNewTabWriter(out)
-	fmt.Fprintln(table, "ACTION\tKIND\tNAME\tPOOL\tOWNER\tPOD\tNODE\tPOLICY\tNOTE")
+	table := answer.NewTable("Action", "Kind", "Name", "Pool", "Owner", "Pod", "Node", "Policy", "Note")
 	for i := range made.Items {
-		fmt.Fprintln(table, strings.Join(row(&made.Items[i]), "\t"))
+		table.Add(row(&made.Items[i])...)
 	}
-	if err := table.Flush(); err != nil {
-		return fmt.Errorf("print the plan: %w", err)
+	if err := answer.NewFormat().Print(out, &answer.Answer{Table: table}); err != nil {
+		return err
 	}
 	printNotes(out, made)
 	return nil
@@ -131,7 +129,7 @@ func printNotes(out io.Writer, made *plan.Plan) {
 	}
 }
 
-func row(item *plan.Item) []string {
+func row(item *plan.Item) []any {
 	var pool, owner, pod, node, policy, about string
 	switch {
 	case item.Pool != nil:
@@ -160,13 +158,7 @@ func row(item *plan.Item) []string {
 			}
 		}
 	}
-	cells := []string{string(item.Action), item.Kind, item.FullName(), pool, owner, pod, node, policy}
-	for i := range cells {
-		if cells[i] == "" {
-			cells[i] = "-"
-		}
-	}
-	return append(cells, plan.Join(about, item.Note))
+	return []any{string(item.Action), item.Kind, item.FullName(), pool, owner, pod, node, policy, plan.Join(about, item.Note)}
 }
 
 // ofGalaxy are the kinds of objects that Galaxy's become, in the order in which to create them:
@@ -174,8 +166,7 @@ func row(item *plan.Item) []string {
 // addresses in use are recorded.
 var ofGalaxy = []string{"IPClaim", "FloatingIP", "IPPool"}
 
-// printObjects writes the objects to create, in the order in which to create them. An update needs
-// the existing object: it is not printed.
+// printObjects writes the objects to create, in order. An update needs the existing object.
 func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	var flags genericclioptions.JSONYamlPrintFlags
 	printer, err := flags.ToPrinter(format)

@@ -32,7 +32,10 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 const long = `Makes a namespace with two pods that have floating IPs and a client that has none, has them ask each other, moves one
@@ -57,7 +60,6 @@ type options struct {
 	keep                   bool
 }
 
-// New returns the command test.
 func New() command.Command {
 	var o options
 	return command.Command{
@@ -91,7 +93,6 @@ func fail(format string, args ...any) error { return failure(fmt.Sprintf(format,
 type trial struct {
 	options
 	*command.Call
-	// namespace has the pods.
 	namespace string
 	begun     time.Time
 }
@@ -136,7 +137,7 @@ func (t *trial) play(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.done("%s runs on %s with %s", name, pod.Spec.NodeName, texts(addressesOf(pod)))
+		t.done("%s runs on %s with %s", name, pod.Spec.NodeName, texts(pod))
 		pods = append(pods, pod)
 	}
 	if err := t.askAll(ctx, pods); err != nil {
@@ -157,7 +158,7 @@ func (t *trial) askAll(ctx context.Context, pods []*v1.Pod) error {
 			if from == to {
 				continue
 			}
-			for _, address := range addressesOf(to) {
+			for _, address := range podrequest.AddressesOf(to) {
 				if err := t.reaches(ctx, from, to, address); err != nil {
 					return err
 				}
@@ -189,8 +190,8 @@ func (t *trial) reaches(ctx context.Context, from, to *v1.Pod, address netip.Add
 
 // seen has a pod with a floating IP ask another one for the source that it sees.
 func (t *trial) seen(ctx context.Context, from, to *v1.Pod) error {
-	for _, address := range addressesOf(to) {
-		sources := addressesOf(from)
+	for _, address := range podrequest.AddressesOf(to) {
+		sources := podrequest.AddressesOf(from)
 		i := slices.IndexFunc(sources, func(own netip.Addr) bool { return own.Is4() == address.Is4() })
 		if from == to || i < 0 {
 			continue
@@ -226,7 +227,7 @@ func (t *trial) until(ctx context.Context, from *v1.Pod, address netip.Addr, req
 }
 
 func (t *trial) move(ctx context.Context, old, client *v1.Pod) (*v1.Pod, error) {
-	address := addressesOf(old)[0]
+	address := podrequest.AddressesOf(old)[0]
 	gap := t.watchGap(ctx, client, address)
 	defer gap()
 	elsewhere, err := t.replace(ctx, old)
@@ -237,7 +238,7 @@ func (t *trial) move(ctx context.Context, old, client *v1.Pod) (*v1.Pod, error) 
 	if err != nil {
 		return nil, err
 	}
-	if was, is := texts(addressesOf(old)), texts(addressesOf(next)); is != was {
+	if was, is := texts(old), texts(next); is != was {
 		return nil, fail("%s has %s after it moved, and had %s: kubectl berth history %s", next.Name, is, was, address)
 	}
 	if err := t.reaches(ctx, client, next, address); err != nil {
@@ -275,8 +276,6 @@ const (
 	port = 8080
 	// patienceOfCall is how long a pod may take to say that it got an answer.
 	patienceOfCall = 5 * time.Second
-	// hostname is the label of a node's name that its kubelet sets.
-	hostname = v1.LabelHostname
 )
 
 // begin makes the namespace and the pods. It deletes the namespace where it fails.
@@ -316,7 +315,7 @@ func (t *trial) begin(ctx context.Context) error {
 // podSpec is of a pod that a namespace takes which enforces the Pod Security Standard restricted.
 // The pods go to different nodes where they can.
 func podSpec(image string) v1.PodSpec {
-	apart := v1.PodAffinityTerm{TopologyKey: hostname, LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}}
+	apart := v1.PodAffinityTerm{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}}
 	return v1.PodSpec{
 		TerminationGracePeriodSeconds: new(int64(0)), AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 		SecurityContext: &v1.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(65534)), SeccompProfile: &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault}},
@@ -339,9 +338,7 @@ func (t *trial) ready(ctx context.Context, name string, old types.UID) (pod *v1.
 			return false, nil //nolint:nilerr // not made yet
 		}
 		pod = found
-		return slices.ContainsFunc(pod.Status.Conditions, func(p v1.PodCondition) bool {
-			return p.Type == v1.PodReady && p.Status == v1.ConditionTrue
-		}), nil
+		return agentpod.IsReady(pod), nil
 	})
 	switch {
 	case ctx.Err() != nil:
@@ -374,11 +371,11 @@ func (t *trial) whyNot(ctx context.Context, pod *v1.Pod) string {
 
 // replace deletes a server, and has the next one run on another node, where there is one for pods.
 func (t *trial) replace(ctx context.Context, old *v1.Pod) (elsewhere bool, err error) {
-	nodes, err := t.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	nodes, err := t.Nodes(ctx, "")
 	if err != nil {
-		return false, fmt.Errorf("list nodes: %w", err)
+		return false, err
 	}
-	for _, n := range nodes.Items {
+	for _, n := range nodes {
 		closed := slices.ContainsFunc(n.Spec.Taints, func(taint v1.Taint) bool { return taint.Effect != v1.TaintEffectPreferNoSchedule })
 		elsewhere = elsewhere || n.Name != old.Spec.NodeName && !n.Spec.Unschedulable && !closed
 	}
@@ -459,8 +456,7 @@ func (t *trial) forwarded(ctx context.Context, pod *v1.Pod, do func(local string
 	return do(fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 }
 
-// watchGap has the client ask an address until end, which returns the longest time without an
-// answer.
+// watchGap has the client ask an address until end, which returns the longest gap.
 func (t *trial) watchGap(ctx context.Context, client *v1.Pod, address netip.Addr) (end func() time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	var (
@@ -485,19 +481,6 @@ func (t *trial) watchGap(ctx context.Context, client *v1.Pod, address netip.Addr
 	}
 }
 
-func addressesOf(pod *v1.Pod) (all []netip.Addr) {
-	for _, ip := range pod.Status.PodIPs {
-		if addr, err := netip.ParseAddr(ip.IP); err == nil {
-			all = append(all, addr)
-		}
-	}
-	return all
-}
-
-func texts(all []netip.Addr) string {
-	var words []string
-	for _, a := range all {
-		words = append(words, a.String())
-	}
-	return strings.Join(words, " and ")
+func texts(pod *v1.Pod) string {
+	return strings.Join(iprange.Texts(podrequest.AddressesOf(pod)), " and ")
 }

@@ -37,7 +37,6 @@ func MetricOf(since time.Time) uint32 {
 	return uint32(min(max(greatest-seconds, least), greatest)) //nolint:gosec // within these limits
 }
 
-// advertisedRoute returns the route of an advertised address by its pod's link.
 func advertisedRoute(addr netip.Addr, host int, since time.Time) netlink.Route {
 	r := hostRoute(addr, host, AdvertisedTable)
 	r.Priority = int(MetricOf(since))
@@ -151,7 +150,6 @@ func unreachableRule(network poolNetwork) netlink.Rule {
 	return rule
 }
 
-// tableFrom returns the table for packets from a planned address.
 func (k *routing) tableFrom(p hostPlan) (int, error) {
 	if p.routed {
 		return unix.RT_TABLE_MAIN, nil
@@ -159,7 +157,6 @@ func (k *routing) tableFrom(p hostPlan) (int, error) {
 	return k.tableOf(p.network)
 }
 
-// routesOut returns our routes of the address's way out.
 func (p hostPlan) routesOut(table int) []netlink.Route {
 	if p.routed {
 		return nil

@@ -8,11 +8,11 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/frame"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Announce tells the network that the addresses are here now. It sends an unsolicited neighbour
@@ -77,9 +77,9 @@ func announce(link netlink.Link, addr netip.Addr, byProxy bool) error {
 // linkLocal returns the link's own link-local address, which routers expect as the source of an
 // advertisement. It returns the unspecified address if the link has none.
 func linkLocal(link netlink.Link) (netip.Addr, error) {
-	addrs, err := netlinksafe.AddrList(link, unix.AF_INET6)
+	addrs, err := rtnl.Addresses(link, unix.AF_INET6)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		return netip.Addr{}, err
 	}
 	for _, a := range addrs {
 		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.IsLinkLocalUnicast() {

@@ -9,7 +9,7 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sys/unix"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // assumption is a setting of the kernel for each link on which the node answers for addresses.
@@ -19,8 +19,7 @@ type assumption struct {
 	family, key string
 	// want is the necessary value. If the setting of all links has another value, the setting of the
 	// link does not count.
-	want string
-	// otherwise describes the node's behaviour with any other value.
+	want      string
 	otherwise string
 }
 
@@ -36,7 +35,7 @@ var assumptions = []assumption{
 // some of the settings, and behave right.
 func (w *Wirer) checkAssumed(uplink string) error {
 	links := map[string]bool{uplink: true}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		answered, err := AnsweredOn(family)
 		if err != nil {
 			return err

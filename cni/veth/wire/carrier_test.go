@@ -31,7 +31,7 @@ func awaitCarrier(t *testing.T, h *netnstest.Host, link string, want bool) {
 
 // entries lists the proxy entries of a node, of both families.
 func entries(h *netnstest.Host) string {
-	return h.IP("neigh", "show", "proxy") + h.IP("-6", "neigh", "show", "proxy")
+	return h.IP("neigh", "show", "proxy", "dev", "eth0") + h.IP("-6", "neigh", "show", "proxy", "dev", "eth0")
 }
 
 // awaitSilence waits until the node has no proxy entry. The kernel removes them after it told of

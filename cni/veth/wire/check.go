@@ -104,7 +104,7 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return err
 	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
-	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh)}
+	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), s.checkAnswers(plan.gateway, host)}
 	if spec.Standby {
 		return errors.Join(errs...)
 	}
@@ -117,11 +117,10 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return errors.Join(errs...)
 	}
 	errs = append(errs, w.checkSolicited(uplink, k.family))
-	answers, err := s.answers(plan.proxy)
-	if err == nil && !answers && rtnl.HasCarrier(uplink) {
-		err = unanswered(a.Address, uplink)
+	if rtnl.HasCarrier(uplink) {
+		errs = append(errs, s.checkAnswers(plan.proxy, uplink))
 	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(errs...)
 }
 
 // check returns ErrNotWired for each piece of setup that is missing in the kernel, and if another
@@ -153,7 +152,6 @@ func (k *routing) check(p hostPlan) error {
 	return errors.Join(errs...)
 }
 
-// checkRoute returns ErrNotWired if the route is missing.
 func checkRoute(want netlink.Route) error {
 	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
 	if want.Gw != nil {
@@ -168,23 +166,6 @@ func checkRoute(want netlink.Route) error {
 	}
 	if len(routes) == 0 {
 		return fmt.Errorf("%w: route %s on link %d is missing from table %d", ErrNotWired, want.Dst, want.LinkIndex, want.Table)
-	}
-	return nil
-}
-
-// checkNeighbour checks the neighbour entry of the other end of a pair: nobody answers
-// ARP for the pod's gateway, and the kernel drops entries when the MAC of a link
-// changes.
-func checkNeighbour(want netlink.Neigh) error {
-	have, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
-	if err != nil {
-		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
-	}
-	known := func(n netlink.Neigh) bool {
-		return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
-	}
-	if !slices.ContainsFunc(have, known) {
-		return missingNeighbour(want)
 	}
 	return nil
 }
@@ -219,11 +200,10 @@ func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	return nil
 }
 
-// checkRule returns ErrNotWired if the rule is missing.
 func checkRule(rule netlink.Rule) error {
-	have, err := netlinksafe.RuleList(rule.Family)
+	have, err := rtnl.Rules(rule.Family)
 	if err != nil {
-		return fmt.Errorf("list rules: %w", err)
+		return err
 	}
 	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return rtnl.SameRule(r, rule) }) {
 		return fmt.Errorf("%w: rule %q is missing", ErrNotWired, rule.String())

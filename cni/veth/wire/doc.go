@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire makes the kernel of a node carry a floating IP to its pod: a
-// veth pair, a host route, a way out through the pool's gateway, and a proxy
-// neighbour entry, by which the node answers for exactly that address on its
-// uplink. It owns the kernel state with its marks (link prefix, protocol number,
-// tables) and touches nothing else; package netfilter owns the rules by which a pod
-// sends from its own addresses only, and the firewall marks. It never decides which pod
+// Package wire makes the kernel of a node carry a floating IP to its pod: a veth pair, a host
+// route, a way out through the pool's gateway, and a proxy neighbour entry, by which the node
+// answers for exactly that address on its uplink. On the pod's link it answers for the pod's
+// gateway, for guests behind a bridge in the pod. It owns the kernel state with its marks (link
+// prefix, protocol number, tables) and touches nothing else; package netfilter owns the rules by
+// which a pod sends from its own addresses only, and the firewall marks. It never decides which pod
 // has an address, and keeps no state outside the kernel.
 //
 // For the address 10.0.70.5 of the pool 10.0.70.0/24 with gateway 10.0.70.1:
@@ -20,6 +20,7 @@
 //	      rule 32304: from 10.0.70.0/24 fwmark pod lookup T
 //	      T: 10.0.70.0/24 dev uplink scope link
 //	      T: default via 10.0.70.1 dev uplink onlink
+//	      neigh proxy 169.254.1.1 dev bth…                    the node answers guests
 //	      neigh proxy 10.0.70.5 dev uplink                    the node answers ARP or ND
 //
 // P has the routes to all pods. T belongs to a pool network (link, subnet and gateway) and is

@@ -35,6 +35,9 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 	if err := w.Forward6(uplink.Attrs().Name); err != nil {
 		return err
 	}
+	if err := w.SetSysctl(forwardingOn(host), "1"); err != nil {
+		return err
+	}
 	return w.SetOfNode(proxyNDP, "1")
 }
 
@@ -140,14 +143,13 @@ func (w *Wirer) SetSysctl(key, value string) error {
 	return nil
 }
 
-// checkForward returns an error if a setting of forward is wrong.
 func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
 	keys := []string{
 		"net/ipv4/conf/" + host.Attrs().Name + "/forwarding", "net/ipv4/conf/" + host.Attrs().Name + "/rp_filter",
 		"net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding",
 	}
 	if family == unix.AF_INET6 {
-		keys = []string{forwarding6, proxyNDP}
+		keys = []string{forwarding6, forwardingOn(host), proxyNDP}
 	}
 	for _, key := range keys {
 		have, err := w.Sysctl(key)

@@ -317,6 +317,7 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 		"way back":     {"rule", "del", "pref", fmt.Sprint(PriorityBackNetwork)},
 		"all rules":    {"rule", "flush", "proto", fmt.Sprint(rtnl.Protocol)},
 		"proxy":        {"neigh", "del", "proxy", "10.0.70.5", "dev", "eth0"},
+		"guests":       {"neigh", "del", "proxy", "169.254.1.1", "dev", "LINK"},
 		"host down":    {"link", "set", "LINK", "down"},
 		"host link":    {"link", "del", "LINK"},
 		"uplink flap":  {"link", "set", "eth0", "down"},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -26,7 +25,7 @@ func (w *Wirer) Leftovers() ([]leftover.Item, error) {
 			return routeLeftovers(family, func(r route) bool { return !advertised(r) })
 		},
 	} {
-		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		for _, family := range rtnl.Families {
 			more, err := list(family)
 			if err != nil {
 				return nil, err
@@ -34,9 +33,9 @@ func (w *Wirer) Leftovers() ([]leftover.Item, error) {
 			items = append(items, more...)
 		}
 	}
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	for _, link := range links {
 		// A network card with such a name is not Berth's.
@@ -84,7 +83,6 @@ func version(family int) int {
 	return 6
 }
 
-// linkName returns the name of a link for messages.
 func linkName(index int) string {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -29,9 +28,9 @@ func (w *Wirer) List() ([]Link, error) {
 // LinksThat returns the links of the node that match selects, each with the addresses of our routes
 // by it.
 func LinksThat(match func(netlink.Link) bool) ([]Link, error) {
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
 	addresses, err := Routed()
 	if err != nil {
@@ -68,7 +67,7 @@ func (w *Wirer) PodEnd(hostLink string) (string, error) {
 // Routed lists, by the index of a link, the addresses of our routes through the link.
 func Routed() (map[int][]netip.Addr, error) {
 	var routes []route
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		more, err := ownRoutes(family)
 		if err != nil {
 			return nil, err

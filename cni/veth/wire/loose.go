@@ -6,8 +6,6 @@ import (
 	"errors"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
@@ -19,7 +17,7 @@ func (w *Wirer) RemoveLoose() error {
 	defer w.routing.Unlock()
 	var errs []error
 	present := map[netip.Addr]bool{}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		k, err := readRouting(family)
 		if err != nil {
 			errs = append(errs, err)

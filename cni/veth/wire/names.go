@@ -5,6 +5,7 @@ package wire
 import (
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -42,14 +43,13 @@ const (
 	MaxAddresses = 8
 )
 
-// The gateway of pods: no network routes these addresses, and pods find them by a
-// permanent neighbour entry, so they are never on the wire.
+// The gateway of pods: no network routes these addresses. Pods find them by a permanent neighbour
+// entry, guests behind a bridge in the pod by asking on the pod's link. They are on no other link.
 var (
 	gateway4 = netip.AddrFrom4([4]byte{169, 254, 1, 1})
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// podGateway returns the gateway of a pod with the address.
 func podGateway(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
 		return gateway4
@@ -60,5 +60,11 @@ func podGateway(addr netip.Addr) netip.Addr {
 // HostLink returns the name of the host end of a container's interface.
 func HostLink(containerID, ifName string) string { return rtnl.NameOf(LinkPrefix, containerID, ifName) }
 
-// hostMAC derives the MAC of a host end from its name.
-func hostMAC(link string) net.HardwareAddr { return rtnl.MACOf(0xbe, link) }
+// hostMAC derives the MAC of a host end from the MAC of the pod, which belongs to the pod's first
+// address: so a guest that moves to another node with its addresses finds its gateway there at the
+// same MAC. It is no constant, because cloud-init fails on a node with two links of one MAC.
+func hostMAC(pod net.HardwareAddr) net.HardwareAddr {
+	host := slices.Clone(pod)
+	host[0] ^= 0x08 // v1alpha1.MACOf never sets this bit
+	return host
+}

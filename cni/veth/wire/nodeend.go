@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -16,29 +15,26 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// NodeEnd has the addresses of the node's end of a pod's link, at most one of each family.
-type NodeEnd []endAddress
-
-// endAddress is the address of the node that the end of a link may repeat. The kernel masquerades
-// to the address of the link by which a packet leaves, and REDIRECT leads to the address of the
-// link by which it came. Without an address there, the kernel takes the first address of the node,
-// which may be on an unrelated network.
+// NodeEnd is the node's end of a pod's link: the addresses of at most one of each family, which the
+// end of the link may repeat. The kernel masquerades to the address of the link by which a packet
+// leaves, and REDIRECT leads to the address of the link by which it came. Without an address there,
+// the kernel takes the first address of the node, which may be on an unrelated network.
 //
 // A node with one address of a family needs no repetition, and is better without: programs look for
 // the link of an address, and FRR takes the first one by name, whose link-local address it
 // announces as next hop.
-type endAddress struct {
+type NodeEnd []EndAddress
+
+// EndAddress is the node's address for a container, whose first address of the family is Source.
+// Others are the node's other addresses.
+type EndAddress struct {
 	netip.Addr
-	needed bool
+	Source netip.Addr
+	Others []netip.Addr
 }
 
-// Repeat appends the node's address node, which is needed if own has other addresses.
-func (e NodeEnd) Repeat(node netip.Addr, own []netip.Addr) NodeEnd {
-	return append(e, endAddress{node, slices.ContainsFunc(own, func(a netip.Addr) bool { return a != node })})
-}
-
-// nodeEnd returns the addresses of the node's end of the pair.
-func (s Spec) nodeEnd() (NodeEnd, error) {
+// NodeEnd returns the node's end of the container's pair.
+func (s Spec) NodeEnd() (NodeEnd, error) {
 	own, err := rtnl.NodeAddresses()
 	if err != nil {
 		return nil, err
@@ -49,36 +45,46 @@ func (s Spec) nodeEnd() (NodeEnd, error) {
 		if i < 0 {
 			continue
 		}
-		var some []netip.Addr
-		for _, a := range own {
-			if a.Is4() == is4 {
-				some = append(some, a.Addr)
+		a := EndAddress{Source: s.Addresses[i].Address}
+		for _, o := range own {
+			if o.Is4() == is4 {
+				a.Others = append(a.Others, o.Addr)
 			}
 		}
-		addr, err := NodeAddress(s.Uplink, s.Addresses[i].Address, some)
-		if err != nil {
+		if a.Addr, err = nodeAddress(s.Uplink, a.Source, a.Others); err != nil {
 			return nil, err
 		}
-		if addr.IsValid() {
-			end = end.Repeat(addr, some)
+		if a.IsValid() {
+			a.Others = slices.DeleteFunc(a.Others, func(o netip.Addr) bool { return o == a.Addr })
+			end = append(end, a)
 		}
 	}
 	return end, nil
 }
 
-// NodeAddress returns the node's own address for its containers, or the zero Addr. It is the oldest
+// Of returns the node's address in the family of addr, or the zero Addr.
+func (e NodeEnd) Of(addr netip.Addr) netip.Addr {
+	for _, a := range e {
+		if a.Is4() == addr.Is4() {
+			return a.Addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// nodeAddress returns the node's own address for its containers, or the zero Addr. It is the oldest
 // address of the uplink, because virtual addresses come later and move to other nodes; else the
 // node's source address for packets to the address to; else the first address.
-func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, error) {
+func nodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, error) {
 	own = slices.DeleteFunc(slices.Clone(own), netip.Addr.IsLinkLocalUnicast)
 	link, err := rtnl.LinkOrNil(uplink)
 	if err != nil || len(own) == 0 {
 		return netip.Addr{}, err
 	}
 	if link != nil {
-		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(to))
+		addrs, err := rtnl.Addresses(link, rtnl.FamilyOf(to))
 		if err != nil {
-			return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", uplink, err)
+			return netip.Addr{}, err
 		}
 		if to.Is6() {
 			slices.Reverse(addrs) // Linux lists the newest first
@@ -100,9 +106,9 @@ func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, er
 	return own[0], nil
 }
 
-// EndAddress returns an address for an end of a link that repeats the address of another link of
-// its namespace.
-func EndAddress(addr netip.Addr) netlink.Addr {
+// RepeatedAddress returns an address for an end of a link that repeats the address of another link
+// of its namespace.
+func RepeatedAddress(addr netip.Addr) netlink.Addr {
 	a := PodAddress(rtnl.SinglePrefix(addr))
 	a.Flags |= unix.IFA_F_NOPREFIXROUTE
 	return a
@@ -112,12 +118,12 @@ func EndAddress(addr netip.Addr) netlink.Addr {
 // address that is needed no more stays: with the last address of a link the kernel deletes routes.
 func (e NodeEnd) compare(have []netlink.Addr) (missing, stale []netlink.Addr) {
 	for _, addr := range e {
-		if addr.needed && !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
-			missing = append(missing, EndAddress(addr.Addr))
+		if len(addr.Others) > 0 && !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
+			missing = append(missing, RepeatedAddress(addr.Addr))
 		}
 	}
 	for _, a := range have {
-		isWanted := func(addr endAddress) bool { return a.IP.Equal(addr.AsSlice()) }
+		isWanted := func(addr EndAddress) bool { return a.IP.Equal(addr.AsSlice()) }
 		if !slices.ContainsFunc(e, isWanted) && !(a.IP.To4() == nil && a.IP.IsLinkLocalUnicast()) {
 			stale = append(stale, a)
 		}
@@ -125,19 +131,10 @@ func (e NodeEnd) compare(have []netlink.Addr) (missing, stale []netlink.Addr) {
 	return missing, stale
 }
 
-// addressesOf lists the addresses of a link.
-func addressesOf(link netlink.Link) ([]netlink.Addr, error) {
-	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
-	}
-	return have, nil
-}
-
 // Add adds the addresses to a link, and returns stale addresses for DeleteAddresses. Routes may
 // still have them as source.
 func (e NodeEnd) Add(link netlink.Link) (stale []netlink.Addr, err error) {
-	have, err := addressesOf(link)
+	have, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +160,7 @@ func DeleteAddresses(link netlink.Link, addrs []netlink.Addr) error {
 
 // Check returns ErrNotWired for each address that a link lacks or should not have.
 func (e NodeEnd) Check(link netlink.Link) error {
-	have, err := addressesOf(link)
+	have, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 	return errors.Join(err, e.check(link, have))
 }
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -31,8 +30,7 @@ type Spec struct {
 	// Addresses are in the order of preference: the first of each family becomes
 	// the pod's IP in Kubernetes.
 	Addresses []api.Address
-	// MAC of the container's interface.
-	MAC net.HardwareAddr
+	MAC       net.HardwareAddr
 	// Secondary says that the pod has its default routes on another interface. Only packets from
 	// Addresses, and to their subnets, leave by this interface.
 	Secondary bool
@@ -50,7 +48,6 @@ type Spec struct {
 	MTU int
 }
 
-// HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
 
 // answers reports whether the node answers for an address on its uplink.
@@ -107,6 +104,8 @@ func validateAddress(a api.Address) error {
 type hostPlan struct {
 	addr     netip.Addr
 	podNeigh netlink.Neigh
+	// gateway is for guests behind a bridge in the pod.
+	gateway proxy
 	// routed says that the address has no network of its own: the pod's packets leave by the node's
 	// routes.
 	routed  bool
@@ -117,7 +116,6 @@ type hostPlan struct {
 	proxy      proxy
 }
 
-// networkOf returns the network of an address.
 func networkOf(a api.Address, uplink *netlink.LinkAttrs) poolNetwork {
 	return poolNetwork{link: uplink.Name, index: uplink.Index, subnet: a.Subnet.Masked(), gateway: a.Gateway}
 }
@@ -128,6 +126,7 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 		addr:     a.Address,
 		routed:   a.Routed,
 		podNeigh: rtnl.Neigh(host, a.Address, mac),
+		gateway:  proxy{addr: podGateway(a.Address), link: host},
 		network:  networkOf(a, uplink),
 		proxy:    proxy{addr: a.Address, link: uplink.Index},
 	}
@@ -137,13 +136,11 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 	return plan
 }
 
-// hostRoute returns a route of ours to an address by a link.
 func hostRoute(addr netip.Addr, link, table int) netlink.Route {
 	family := rtnl.FamilyOf(addr)
 	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family}
 }
 
-// podRoute is a route of a pod through its node.
 type podRoute struct {
 	Destination netip.Prefix
 	Gateway     netip.Addr
@@ -164,7 +161,6 @@ func podRoutes(addrs []api.Address) []podRoute {
 	return routes
 }
 
-// familyRoutes returns the routes for addresses of one family.
 func familyRoutes(addrs []api.Address) []podRoute {
 	if len(addrs) == 0 {
 		return nil
@@ -178,7 +174,6 @@ func familyRoutes(addrs []api.Address) []podRoute {
 	return append([]podRoute{way}, subnetRoutes(addrs)...)
 }
 
-// subnetRoutes returns a route to each subnet of the addresses.
 func subnetRoutes(addrs []api.Address) []podRoute {
 	var routes []podRoute
 	seen := map[netip.Prefix]bool{}
@@ -232,9 +227,9 @@ func (p *Plan) Apply(link netlink.Link) error {
 func (p *Plan) Check(link netlink.Link) error {
 	var errs []error
 	if len(p.Addrs) > 0 {
-		have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+		have, err := rtnl.Addresses(link, netlink.FAMILY_ALL)
 		if err != nil {
-			return fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+			return err
 		}
 		for _, want := range p.Addrs {
 			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(want.IP) }) {
@@ -242,8 +237,9 @@ func (p *Plan) Check(link netlink.Link) error {
 			}
 		}
 	}
+	s := newSurvey()
 	for _, neigh := range p.Neighs {
-		errs = append(errs, checkNeighbour(neigh))
+		errs = append(errs, s.checkNeighbour(neigh))
 	}
 	for _, route := range p.Routes {
 		errs = append(errs, checkRoute(route))

@@ -20,8 +20,11 @@ import (
 // solicitations for one address on one link. The netlink library cannot set its
 // protocol, which marks it as ours, so this file makes the messages.
 //
-// An entry has no NUD state. The kernel then removes it when the link loses its carrier; entries
-// added as NUD_PERMANENT stay since Linux 6.17 and the stable kernels of August 2025.
+// An entry for a pod has no NUD state. The kernel then removes it when the link loses its carrier;
+// entries added as NUD_PERMANENT stay since Linux 6.17 and the stable kernels of August 2025. The
+// entry for the gateway of a pod is on the pod's link, and permanent: KubeVirt takes the pod's end
+// down for a moment. It goes when the link is set down. Of IPv4 the kernel answers by an entry only
+// with a route to the address by another link: for the gateway this is the node's default route.
 type proxy struct {
 	addr netip.Addr
 	link int
@@ -37,6 +40,8 @@ const (
 	ndtpaIfindex   = 1
 	ndtpaProxyWait = 13
 )
+
+func (p proxy) isGateway() bool { return p.addr == podGateway(p.addr) }
 
 func (p proxy) message() *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: uint8(rtnl.FamilyOf(p.addr)), Index: uint32(p.link), Flags: netlink.NTF_PROXY}
@@ -61,7 +66,11 @@ func (p proxy) answer() error {
 
 func (p proxy) add() error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
-	req.AddData(p.message())
+	m := p.message()
+	if p.isGateway() {
+		m.State, m.Flags = netlink.NUD_PERMANENT, m.Flags|netlink.NTF_ROUTER
+	}
+	req.AddData(m)
 	req.AddData(nl.NewRtAttr(ndaDst, p.addr.AsSlice()))
 	req.AddData(nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(rtnl.Protocol)))
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
@@ -119,9 +128,9 @@ func entriesFor(addr netip.Addr) ([]proxy, error) {
 	return dumpProxies(rtnl.FamilyOf(addr), func(p proxy, _ bool) bool { return p.addr == addr })
 }
 
-// listProxies returns our entries of a family.
+// listProxies returns our entries of a family for pods.
 func listProxies(family int) ([]proxy, error) {
-	return dumpProxies(family, func(_ proxy, ours bool) bool { return ours })
+	return dumpProxies(family, func(p proxy, ours bool) bool { return ours && !p.isGateway() })
 }
 
 func dumpProxies(family int, match func(p proxy, ours bool) bool) (all []proxy, err error) {
@@ -163,15 +172,20 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 	return p, ours && p.addr.IsValid() && err == nil
 }
 
-// answerAtOnce removes the random delay (up to 0.8 s) of the kernel's answers by
-// proxy entries on a link.
+// answerAtOnce is proxyAtOnce for a link that is not Berth's.
 func (w *Wirer) answerAtOnce(link netlink.Link, family int) error {
-	version, table, name := "ipv4", "arp_cache", "ARP"
-	if family == unix.AF_INET6 {
-		version, table, name = "ipv6", "ndisc_cache", "neighbour discovery"
-	}
-	if err := w.Settings.Keep("net/"+version+"/neigh/"+link.Attrs().Name+"/proxy_delay", "0"); err != nil {
+	if err := w.Settings.Keep(fmt.Sprintf("net/ipv%d/neigh/%s/proxy_delay", version(family), link.Attrs().Name), "0"); err != nil {
 		return err
+	}
+	return proxyAtOnce(link, family)
+}
+
+// proxyAtOnce removes the random delay (up to 0.8 s) of the kernel's answers by proxy entries on a
+// link.
+func proxyAtOnce(link netlink.Link, family int) error {
+	table, name := "arp_cache", "ARP"
+	if family == unix.AF_INET6 {
+		table, name = "ndisc_cache", "neighbour discovery"
 	}
 	req := nl.NewNetlinkRequest(unix.RTM_SETNEIGHTBL, unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	req.AddData(&rawMessage{byte(family), 0, 0, 0})
@@ -186,7 +200,6 @@ func (w *Wirer) answerAtOnce(link netlink.Link, family int) error {
 	return nil
 }
 
-// rawMessage is a netlink header of fixed bytes.
 type rawMessage []byte
 
 func (m *rawMessage) Len() int          { return len(*m) }

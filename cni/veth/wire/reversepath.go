@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -88,9 +87,9 @@ func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 	if err != nil || filter != strict && filter != loose {
 		return false, err
 	}
-	addrs, err := netlinksafe.AddrList(uplink, unix.AF_INET)
+	addrs, err := rtnl.Addresses(uplink, unix.AF_INET)
 	if err != nil {
-		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
+		return false, err
 	}
 	// The senders are a host of the subnet, its gateway, which may be outside of it, and a host behind
 	// the gateway.

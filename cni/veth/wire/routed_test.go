@@ -138,7 +138,7 @@ func TestRouted(t *testing.T) {
 				hop.from.Ping(hop.to)
 			}
 			// Nobody is asked for the address, so nobody answers.
-			if out := w.nodeA.IP("neigh", "show", "proxy") + w.nodeA.IP("-6", "neigh", "show", "proxy"); out != "" {
+			if out := w.nodeA.IP("neigh", "show", "proxy", "dev", "eth0") + w.nodeA.IP("-6", "neigh", "show", "proxy", "dev", "eth0"); out != "" {
 				t.Errorf("the node answers for addresses that routers lead to it:\n%s", out)
 			}
 			for _, p := range []*pod{a, a2} {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -16,9 +15,9 @@ import (
 // to forward IPv6: a router heeds advertisements only on links with accept_ra 2. It changes the
 // uplink, and links with such routes or addresses; pods' links have no router.
 func (w *Wirer) keepRouters(uplink string) error {
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	routes, err := rtnl.Dump(func() ([][]byte, error) { return dumpRoutes(unix.AF_INET6, unix.RTPROT_RA) })
 	if err != nil {
@@ -30,9 +29,9 @@ func (w *Wirer) keepRouters(uplink string) error {
 			learned[r.link] = true
 		}
 	}
-	addrs, err := netlinksafe.AddrList(nil, unix.AF_INET6)
+	addrs, err := rtnl.Addresses(nil, unix.AF_INET6)
 	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
+		return err
 	}
 	for _, a := range addrs {
 		// The address has a lifetime, as from router advertisements.

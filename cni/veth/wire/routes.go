@@ -27,7 +27,6 @@ type route struct {
 	metric uint32
 }
 
-// routeOf converts a planned route.
 func routeOf(r netlink.Route) route {
 	gateway, _ := netip.AddrFromSlice(r.Gw)
 	return route{table: r.Table, dst: rtnl.PrefixOf(r.Dst), link: r.LinkIndex, gateway: gateway, scope: r.Scope, metric: uint32(r.Priority)} //nolint:gosec // planned from one

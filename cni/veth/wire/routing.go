@@ -37,7 +37,6 @@ func (n poolNetwork) table(attempt int) int {
 	return networkTables + 1 + int(binary.BigEndian.Uint32(sum[:])%most)
 }
 
-// routes returns the network's routes in a table.
 func (n poolNetwork) routes(table int) []netlink.Route {
 	family := rtnl.FamilyOf(n.subnet.Addr())
 	routes := []netlink.Route{{
@@ -52,14 +51,12 @@ func (n poolNetwork) routes(table int) []netlink.Route {
 	return routes
 }
 
-// marked restricts a rule to packets with a mark.
 func marked(rule netlink.Rule, mark uint32) netlink.Rule {
 	mask := uint32(netfilter.MarkMask)
 	rule.Mark, rule.Mask = mark, &mask
 	return rule
 }
 
-// nodeRules are the rules that all addresses of a family share.
 func nodeRules(family int) []netlink.Rule {
 	arrivals := marked(rtnl.NewRule(family, PriorityArrivals, unix.RT_TABLE_MAIN), netfilter.ArrivalMark)
 	arrivals.SuppressPrefixlen = netip.IPv6Unspecified().BitLen() - 1
@@ -80,7 +77,6 @@ func sourceRules(src netip.Prefix, out, back, table int) []netlink.Rule {
 	return rules
 }
 
-// networkRules are the rules that the addresses of a network share.
 func networkRules(subnet netip.Prefix, table int) []netlink.Rule {
 	return sourceRules(subnet, PriorityNetwork, PriorityBackNetwork, table)
 }
@@ -132,7 +128,6 @@ func (k *routing) links(addr netip.Addr) []int {
 	return all
 }
 
-// addressesByLink lists the addresses that each link carries.
 func addressesByLink(routes []route) map[int][]netip.Addr {
 	all := map[int][]netip.Addr{}
 	for _, r := range routes {
@@ -269,7 +264,6 @@ func (k *routing) addRoute(r netlink.Route) error {
 	return nil
 }
 
-// addRule adds the rule if it does not exist.
 func (k *routing) addRule(rule netlink.Rule) error {
 	if k.hasRule(rule) {
 		return nil
@@ -281,7 +275,6 @@ func (k *routing) addRule(rule netlink.Rule) error {
 	return nil
 }
 
-// deleteRoutes removes the routes that match selects.
 func (k *routing) deleteRoutes(match func(route) bool) error {
 	var errs []error
 	var kept []route
@@ -344,8 +337,6 @@ func (k *routing) sweep() error {
 	}))
 }
 
-// isNetworkTable reports whether a table belongs to a pool network.
 func isNetworkTable(table int) bool { return table&tableMask == networkTables && table != podsTable }
 
-// sourceOf returns the source prefix of a rule, the zero Prefix if it has none.
 func sourceOf(r netlink.Rule) netip.Prefix { return rtnl.PrefixOf(r.Src) }

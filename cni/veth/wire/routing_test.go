@@ -161,7 +161,7 @@ func TestRoutedUplink(t *testing.T) {
 				hop.from.Ping(hop.to)
 			}
 			// The node asks nobody to send to it, and answers nobody.
-			if proxies := w.nodeA.IP("neigh", "show", "proxy") + w.nodeA.IP("-6", "neigh", "show", "proxy"); proxies != "" {
+			if proxies := w.nodeA.IP("neigh", "show", "proxy", "dev", "eth0") + w.nodeA.IP("-6", "neigh", "show", "proxy", "dev", "eth0"); proxies != "" {
 				t.Errorf("the node answers for\n%s", proxies)
 			}
 			if _, err := client.Command("ping", "-c", "1", "-W", "1", addrs[0]); err == nil {

@@ -35,8 +35,7 @@ const (
 // ports it leads to other nodes.
 type Service struct {
 	Address netip.Addr
-	// Subnet is the subnet of the address's pool.
-	Subnet netip.Prefix
+	Subnet  netip.Prefix
 	// Routed says that routers route packets for the address to the node, and Since since when.
 	// Otherwise the node answers for the address on a link.
 	Routed bool

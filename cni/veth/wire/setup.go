@@ -60,7 +60,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.MAC, MTU: mtu}
+	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.MAC), PodMAC: spec.MAC, MTU: mtu}
 	netns, err := rtnl.GetNS(spec.NetNS)
 	if err != nil {
 		return Wired{}, err
@@ -104,14 +104,13 @@ func (w *Wirer) Repair(spec Spec) error {
 // Filter restores lost rules of package netfilter for the addresses that the node routes to pods.
 func (w *Wirer) Filter() error { return netfilter.Restore(w.Sources) }
 
-// setupNode makes the node's side of all addresses.
 func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) error {
 	// The link's packets are filtered before it is up.
 	if err := netfilter.Allow(w.Sources, sourcesOf(spec, uplinks)...); err != nil {
 		return err
 	}
 	fault.Point("veth/source")
-	end, err := spec.nodeEnd()
+	end, err := spec.NodeEnd()
 	if err != nil {
 		return err
 	}
@@ -201,6 +200,13 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 	if err := netlink.NeighSet(&plan.podNeigh); err != nil {
 		return fmt.Errorf("add neighbour %s on %s: %w", a.Address, host.Attrs().Name, err)
 	}
+	if err := proxyAtOnce(host, rtnl.FamilyOf(a.Address)); err != nil {
+		return err
+	}
+	if err := plan.gateway.add(); err != nil {
+		return err
+	}
+	fault.Point("veth/gateway")
 	if spec.Standby {
 		return nil
 	}

@@ -4,10 +4,8 @@ package wire
 
 import (
 	"bytes"
-	"fmt"
 	"net"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -33,7 +31,6 @@ type endKey struct {
 	is4, is6 bool
 }
 
-// neighbour is the key of an entry of the table of neighbours.
 type neighbour struct {
 	link int
 	ip   string
@@ -68,13 +65,13 @@ func (s *survey) routing(family int) (*routing, error) {
 	return s.routings[family], nil
 }
 
-// answers reports whether the node has the proxy entry.
-func (s *survey) answers(p proxy) (bool, error) {
+// checkAnswers returns ErrNotWired if the node lacks the proxy entry, which is on the link.
+func (s *survey) checkAnswers(p proxy, link netlink.Link) error {
 	family := rtnl.FamilyOf(p.addr)
 	if s.proxies[family] == nil {
-		all, err := listProxies(family)
+		all, err := dumpProxies(family, func(_ proxy, ours bool) bool { return ours })
 		if err != nil {
-			return false, err
+			return err
 		}
 		s.lists++
 		s.proxies[family] = make(map[proxy]bool, len(all))
@@ -82,15 +79,19 @@ func (s *survey) answers(p proxy) (bool, error) {
 			s.proxies[family][one] = true
 		}
 	}
-	return s.proxies[family][p], nil
+	if !s.proxies[family][p] {
+		return unanswered(p.addr, link)
+	}
+	return nil
 }
 
-// checkNeighbour is the function checkNeighbour.
+// checkNeighbour checks the neighbour entry of the other end of a pair: the kernel drops entries
+// when the MAC of a link changes.
 func (s *survey) checkNeighbour(want netlink.Neigh) error {
 	if s.neighbours[want.Family] == nil {
-		all, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, want.Family) })
+		all, err := rtnl.Neighbors(want.Family)
 		if err != nil {
-			return fmt.Errorf("list neighbours: %w", err)
+			return err
 		}
 		s.lists++
 		known := make(map[neighbour]net.HardwareAddr, len(all))
@@ -105,12 +106,11 @@ func (s *survey) checkNeighbour(want netlink.Neigh) error {
 	return nil
 }
 
-// checkNodeEnd verifies the addresses of the node's end of a pair.
 func (s *survey) checkNodeEnd(spec Spec, host netlink.Link) error {
 	if s.addresses == nil {
-		all, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+		all, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 		if err != nil {
-			return fmt.Errorf("list addresses: %w", err)
+			return err
 		}
 		s.lists++
 		s.addresses = map[int][]netlink.Addr{}
@@ -125,7 +125,7 @@ func (s *survey) checkNodeEnd(spec Spec, host netlink.Link) error {
 	end, known := s.ends[key]
 	if !known {
 		var err error
-		if end, err = spec.nodeEnd(); err != nil {
+		if end, err = spec.NodeEnd(); err != nil {
 			return err
 		}
 		s.ends[key] = end

@@ -4,12 +4,8 @@ package wire
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
@@ -47,7 +43,7 @@ func (w *Wirer) eachFamily(addrs []api.Address, both bool, do func(k *routing, a
 	w.routing.Lock()
 	defer w.routing.Unlock()
 	var errs []error
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range rtnl.Families {
 		var of []netip.Addr
 		for _, a := range addrs {
 			if rtnl.FamilyOf(a.Address) == family {
@@ -95,11 +91,7 @@ func (w *Wirer) Withdraw(spec Spec) error {
 		// The kernel has removed the routes with the link.
 		return w.withdrawAddresses(spec.Addresses, spec.HostLink(), 0)
 	}
-	err = w.withdrawAddresses(spec.Addresses, spec.HostLink(), host.Attrs().Index)
-	if e := netlink.LinkSetDown(host); e != nil && !rtnl.IsGone(e) {
-		err = errors.Join(err, fmt.Errorf("set link %s down: %w", spec.HostLink(), e))
-	}
-	return err
+	return errors.Join(w.withdrawAddresses(spec.Addresses, spec.HostLink(), host.Attrs().Index), rtnl.SetDown(host))
 }
 
 // withdrawAddresses withdraws the given addresses and all addresses that the host link carries,

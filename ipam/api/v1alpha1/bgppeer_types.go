@@ -11,6 +11,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:resource:scope=Cluster,shortName=bgpp,categories=berth
 // +kubebuilder:printcolumn:name="Local ASN",type=integer,JSONPath=`.spec.localASN`
 // +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.spec.peer.address`
+// +kubebuilder:printcolumn:name="Interface",type=string,JSONPath=`.spec.peer.interface`
 // +kubebuilder:printcolumn:name="Peer ASN",type=integer,JSONPath=`.spec.peer.asn`
 // +kubebuilder:printcolumn:name="Multihop",type=integer,JSONPath=`.spec.multihop`,priority=1
 // +kubebuilder:printcolumn:name="Hold",type=string,JSONPath=`.spec.holdTime`,priority=1
@@ -23,6 +24,8 @@ type BGPPeer struct {
 }
 
 // BGPPeerSpec is the desired state of a BGPPeer.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.peer.interface) || !has(self.source) && (!has(self.multihop) || self.multihop == 1)",message="with spec.peer.interface both ends of the session are link-local addresses: remove spec.source, and spec.multihop, or give the router's address in spec.peer.address"
 type BGPPeerSpec struct {
 	// nodeSelector says which nodes have a session with the router. Absent: every
 	// node that runs berth-speaker.
@@ -84,13 +87,27 @@ type BGPPeerSpec struct {
 	Export []BGPExport `json:"export"`
 }
 
-// BGPRouter is the other end of a session.
+// BGPRouter is the other end of a session: an address, or an interface.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.address) != has(self.interface)",message="must have either address or interface"
+// +kubebuilder:validation:XValidation:rule="has(self.asn) || has(self.interface)",message="must have asn, as it has an address"
 type BGPRouter struct {
 	// address of the router, which berth-speaker dials.
 	//
 	// +kubebuilder:validation:MaxLength=39
-	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be an address without a prefix length, such as 10.11.0.1, and not a link-local one"
-	Address string `json:"address"`
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be an address without a prefix length, such as 10.11.0.1, and not a link-local one: for that write interface"
+	// +optional
+	Address string `json:"address,omitempty"`
+
+	// interface of the nodes at whose other end is the router, which has to send router
+	// advertisements. The session is between the link-local IPv6 addresses of both, without TTL
+	// security, and IPv4 addresses have an IPv6 next hop (RFC 8950).
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^ /:%]+$')",message="must be the name of a network interface, such as eth0"
+	// +optional
+	Interface string `json:"interface,omitempty"`
 
 	// port at which the router takes connections.
 	//
@@ -100,9 +117,11 @@ type BGPRouter struct {
 	Port int32 `json:"port,omitempty"`
 
 	// asn is the router's autonomous system: the same as localASN for iBGP, another one for eBGP.
+	// Absent, for an interface only: whatever the router has.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 4294967294",message="must be the number of an autonomous system from 1 to 4294967294, such as 65101"
-	ASN int64 `json:"asn"`
+	// +optional
+	ASN int64 `json:"asn,omitempty"`
 }
 
 // BGPGracefulRestart is RFC 4724, which is always on.

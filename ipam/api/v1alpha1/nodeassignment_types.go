@@ -56,6 +56,29 @@ type NodeAssignmentSpec struct {
 	// +kubebuilder:validation:MaxItems=4096
 	// +optional
 	Claims []AssignedClaim `json:"claims,omitempty"`
+
+	// standby are addresses that another node carries, and for which this node asks in their network
+	// whether that one answers.
+	//
+	// +listType=map
+	// +listMapKey=address
+	// +kubebuilder:validation:MaxItems=4096
+	// +optional
+	Standby []StandbyAddress `json:"standby,omitempty"`
+}
+
+// StandbyAddress is an address that another node carries.
+type StandbyAddress struct {
+	// address, as in the spec of the carrier.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	Address string `json:"address"`
+	// carrier is the node that carries it.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Carrier string `json:"carrier"`
+	// network of the address.
+	Network Network `json:"network"`
 }
 
 // AssignedClaim is an IPClaim by whose addresses pods leave, for one node and family.
@@ -187,6 +210,16 @@ type NodeAssignmentStatus struct {
 	// +optional
 	Refused []RefusedAddress `json:"refused,omitempty"`
 
+	// silent are the addresses of spec.standby for which nobody answers in their network, while its
+	// gateway answers. Only the node's agent writes this field. It counts for the carrier that it
+	// names: berth-controller has another node carry the address.
+	//
+	// +listType=map
+	// +listMapKey=address
+	// +kubebuilder:validation:MaxItems=4096
+	// +optional
+	Silent []SilentAddress `json:"silent,omitempty"`
+
 	// pods are pods of the node whose annotations do not have their results yet. Only the node's agent
 	// writes this field. berth-controller checks that the pods run on the node and writes their
 	// annotations. If there are more pods than fit into the list, the others follow later.
@@ -195,6 +228,18 @@ type NodeAssignmentStatus struct {
 	// +kubebuilder:validation:MaxItems=1024
 	// +optional
 	Pods []PodResult `json:"pods,omitempty"`
+}
+
+// SilentAddress is an address for which its carrier does not answer.
+type SilentAddress struct {
+	// address, as in the spec.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	Address string `json:"address"`
+	// carrier, as in the spec.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Carrier string `json:"carrier"`
 }
 
 // PodResult has the results that a pod got from its networks and its node.
@@ -274,6 +319,8 @@ type Carrier struct {
 	Assigned, Carried bool
 	// Refused says why the node's agent does not carry the address; zero: the agent gave no reason.
 	Refused RefusedAddress
+	// SilentBy is the standby that hears no answer of the node for the address, empty if none says so.
+	SilentBy string
 }
 
 // Carrier returns the node's state for an address of a Service.
@@ -284,6 +331,13 @@ func (a *NodeAssignment) Carrier(address string) Carrier {
 		c.Refused = a.Status.Refused[i]
 	}
 	return c
+}
+
+// HearsSilence returns whether the node is the standby of an address that a carrier carries, and
+// its agent hears no answer.
+func (a *NodeAssignment) HearsSilence(address, carrier string) bool {
+	return slices.ContainsFunc(a.Spec.Standby, func(s StandbyAddress) bool { return s.Address == address && s.Carrier == carrier }) &&
+		slices.Contains(a.Status.Silent, SilentAddress{address, carrier})
 }
 
 // NodeAssignmentList is a list of NodeAssignments.

@@ -171,7 +171,8 @@ func carries(w *simulation.World, not string) (carrier string) {
 }
 
 // A node gets ports of a claim with its first pod that leaves by it, as soon as another node leads
-// answers there, and keeps them ten minutes after the last. Nobody else gets them, nor the claim's address, before the node's agent has followed.
+// answers there, and keeps them ten minutes after the last. Nobody else gets them, nor the claim's
+// address, before the node's agent has followed.
 func TestClaimEgress(t *testing.T) {
 	t.Parallel()
 	virtual.Test(t, func(t *testing.T) {

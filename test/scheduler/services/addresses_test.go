@@ -188,6 +188,33 @@ func TestAddresses(t *testing.T) {
 		}
 		return err
 	})
+
+	t.Run("several of a family", func(t *testing.T) {
+		w := &world{w.On(t), w.agents}
+		w.Pool("more", "10.0.71.2-10.0.71.9", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "10.0.71.0/24", "" })
+		lists := func(text string) {
+			w.patch("several", `{"metadata":{"annotations":{"berth.dev/addresses":"`+text+`"}}}`)
+		}
+		w.create("several", annotated(v1alpha1.AnnotationAddresses, "10.0.71.2-10.0.71.3;10.0.71.3"))
+		w.shows("several", "10.0.71.2", "10.0.71.3")
+		before, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.71.3", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lists("10.0.71.3")
+		w.shows("several", "10.0.71.3")
+		w.Eventually("wait for the other address to be free", func() error { return w.Becomes("10.0.71.2", "free") })
+		lists("10.0.71.3;10.0.71.4;10.0.71.5")
+		w.shows("several", "10.0.71.3", "10.0.71.4", "10.0.71.5")
+		after, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.71.3", metav1.GetOptions{})
+		if err != nil || !after.Spec.Since.Equal(before.Spec.Since) {
+			t.Errorf("the address that it had came anew: %+v, before %+v, %v", after.Spec, before.Spec, err)
+		}
+		w.delete("several")
+		for _, address := range []string{"10.0.71.3", "10.0.71.4", "10.0.71.5"} {
+			w.Eventually("wait for an address to be free", func() error { return w.Becomes(address, "free") })
+		}
+	})
 }
 
 // A pool keeps away from the addresses that Services have from another implementation, as long as

@@ -319,7 +319,8 @@ func (r *Random) sweep() {
 	used := map[string]bool{}
 	for _, c := range r.Ruleset.Chains {
 		for _, rule := range c.Rules {
-			for _, name := range []string{rule.Source, rule.Destination, rule.Endpoint, rule.Pair, rule.SourceIn, rule.SourceOut, rule.InInterface, rule.SourceMap, rule.Target} {
+			used[rule.SourceMap], used[rule.Target] = true, true
+			for _, name := range rule.Sets() {
 				used[name] = true
 			}
 		}

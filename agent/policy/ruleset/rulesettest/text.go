@@ -52,7 +52,7 @@ func Text(rs *ruleset.Ruleset) string {
 			fmt.Fprintf(&b, "\t\ttype filter hook %s priority %s; policy accept;\n", c.Hook, priority)
 		}
 		for i := range c.Rules {
-			fmt.Fprintf(&b, "\t\t%s\n", ruleset.RuleText(rs, c, &c.Rules[i]))
+			fmt.Fprintf(&b, "\t\t%s\n", ruleset.RuleText(c, &c.Rules[i]))
 		}
 		b.WriteString("\t}\n")
 	}

@@ -19,23 +19,18 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// FloatingIPs reads and deletes FloatingIPs at the API server.
 type FloatingIPs interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
 }
 
-// Outcome of an address.
 type Outcome string
 
-// Outcomes.
 const (
-	// ToFree: it can be freed.
-	ToFree Outcome = "to free"
+	ToFree Outcome = "to free" // it can be freed
 	// Freed now.
 	Freed Outcome = "freed"
-	// Gone: it was free already.
-	Gone Outcome = "free"
+	Gone  Outcome = "free" // it was free already
 	// Left as it is.
 	Left Outcome = "left"
 )
@@ -43,25 +38,16 @@ const (
 // Reason is why an address is left, for programs.
 type Reason string
 
-// Reasons.
 const (
-	// Held: a pod has it.
-	Held Reason = "Held"
-	// Reserved by an administrator.
-	Reserved Reason = "Reserved"
-	// Attached: the external assigner has not detached it from its node.
-	Attached Reason = "Attached"
-	// Conflict: a host outside of the cluster has it.
-	Conflict Reason = "Conflict"
-	// Changed: it is not as it was seen.
-	Changed Reason = "Changed"
-	// Forbidden: the API server does not let the user do it.
-	Forbidden Reason = "Forbidden"
-	// Failed: the API server did not do it.
-	Failed Reason = "Failed"
+	Held      Reason = "Held" // a pod has it
+	Reserved  Reason = "Reserved"
+	Attached  Reason = "Attached"  // the external assigner has not detached it from its node
+	Conflict  Reason = "Conflict"  // a host outside of the cluster has it
+	Changed   Reason = "Changed"   // it is not as it was seen
+	Forbidden Reason = "Forbidden" // the API server does not let the user do it
+	Failed    Reason = "Failed"    // the API server did not do it
 )
 
-// Release is the outcome for an address.
 type Release struct {
 	Address string  `json:"address"`
 	Outcome Outcome `json:"outcome"`
@@ -88,7 +74,6 @@ func (r *Release) Fail(err error) {
 	r.leave(why, failure.Explain(err))
 }
 
-// Of returns the possible outcome for an address that exists.
 func Of(ip *v1alpha1.FloatingIP) Release {
 	spec := &ip.Spec
 	r := Release{Address: spec.Address, Outcome: ToFree, Pool: spec.Pool, LastPod: spec.LastPod, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
@@ -172,7 +157,6 @@ func Remove(ctx context.Context, ips FloatingIPs, name, uid, version string, dry
 	return ips.Delete(ctx, name, *options)
 }
 
-// Whose names the pod or owner that has an address.
 func Whose(ip *v1alpha1.FloatingIP) string {
 	spec := &ip.Spec
 	switch holder := spec.Holder(); {

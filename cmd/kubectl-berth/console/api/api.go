@@ -7,8 +7,10 @@ package api
 
 import (
 	"cmp"
+	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
@@ -26,7 +29,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Prefix of all paths.
 const Prefix = "/api/v1/"
 
 // Document is the OpenAPI document.
@@ -37,19 +39,15 @@ var Document []byte
 // CSV writes addresses for a spreadsheet: each calls its function with one after the other.
 type CSV func(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error
 
-// Options of the API.
 type Options struct {
-	// Register has all that is read.
 	Register *register.Register
-	// CSV writes export.csv.
-	CSV CSV
+	CSV      CSV
 	// ReadOnly says what to set so that the console writes; empty: it does.
 	ReadOnly string
 }
 
 type server struct{ Options }
 
-// request is a request that a gate let in.
 type request struct {
 	*http.Request
 	scope register.Scope
@@ -117,41 +115,42 @@ type routes struct {
 	turns   Turns
 }
 
-// handle reads.
-func (m *routes) handle(path string, answer func(http.ResponseWriter, *request), parameters ...string) {
+// answerer answers a request, or returns why not.
+type answerer func(http.ResponseWriter, *request) error
+
+func (m *routes) handle(path string, answer answerer, parameters ...string) {
 	m.answers(http.MethodGet, path, answer, parameters...)
 }
 
-// answers refuses parameters that a path does not know: a misspelled filter would select
-// everything.
-func (m *routes) answers(method, path string, answer func(http.ResponseWriter, *request), parameters ...string) {
+// answers refuses parameters that a path does not know: one misspelled would select everything.
+func (m *routes) answers(method, path string, answer answerer, parameters ...string) {
 	m.methods[path] = append(m.methods[path], method)
 	m.HandleFunc(method+" "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
 		request, err := read(r, parameters)
-		if err != nil {
-			Refuse(w, http.StatusBadRequest, err.Error())
-			return
+		if err == nil {
+			err = answer(w, request)
 		}
-		answer(w, request)
+		if err != nil {
+			Refuse(w, StatusOf(err), err.Error())
+		}
 	})
 }
 
-// get answers with JSON.
 func (m *routes) get(path string, answer func(*request) (any, error), parameters ...string) {
-	m.handle(path, func(w http.ResponseWriter, r *request) {
+	m.handle(path, func(w http.ResponseWriter, r *request) error {
 		end, ok := m.turns.Take(r.Context())
 		if !ok {
-			return // the client is gone
+			return nil // the client is gone
 		}
 		defer end()
 		said, err := answer(r)
 		if err != nil {
-			refuse(w, err)
-			return
+			return err
 		}
 		text, err := json.Marshal(said)
 		end()
 		write(w, http.StatusOK, text, err)
+		return nil
 	}, parameters...)
 }
 
@@ -167,14 +166,13 @@ func (m *routes) limited(path string, answer func(r *request, limit int) (any, e
 		if text := r.query.Get("limit"); text != "" {
 			var err error
 			if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > mostLimit {
-				return nil, MistakeError(fmt.Sprintf("limit %q: write a number from 1 to %d", text, mostLimit))
+				return nil, mistake("limit %q: write a number from 1 to %d", text, mostLimit)
 			}
 		}
 		return answer(r, limit)
 	}, append(parameters, "limit")...)
 }
 
-// say answers with JSON.
 func say(w http.ResponseWriter, status int, said any) {
 	text, err := json.Marshal(said)
 	write(w, status, text, err)
@@ -208,9 +206,10 @@ func (m *routes) refuseOthers() {
 	})
 }
 
-func document(w http.ResponseWriter, _ *request) {
+func document(w http.ResponseWriter, _ *request) error {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write(Document) // the client is gone
+	return nil
 }
 
 func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) (any, error) {
@@ -221,25 +220,22 @@ func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) 
 	return find(r.scope, addr)
 }
 
-func refuse(w http.ResponseWriter, err error) { Refuse(w, StatusOf(err), err.Error()) }
-
 func read(r *http.Request, parameters []string) (*request, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, fmt.Errorf("read the parameters: %w", err)
+		return nil, mistake("read the parameters: %v", err)
 	}
 	for name, values := range query {
 		if !slices.Contains(parameters, name) {
-			return nil, fmt.Errorf("there is no parameter %q here: see %sopenapi.yaml", name, Prefix)
+			return nil, mistake("there is no parameter %q here: see %sopenapi.yaml", name, Prefix)
 		}
 		if len(values) > 1 {
-			return nil, fmt.Errorf("parameter %q is given %d times", name, len(values))
+			return nil, mistake("parameter %q is given %d times", name, len(values))
 		}
 	}
 	return &request{r, access.Of(r.Context()), query}, nil
 }
 
-// Limits of an answer.
 const (
 	usualLimit = 100
 	mostLimit  = 1000
@@ -259,16 +255,15 @@ func word[T ~string](query url.Values, name string, words ...T) (T, error) {
 	for i, one := range words {
 		texts[i] = string(one)
 	}
-	return "", MistakeError(fmt.Sprintf("there is no %s %q: write %s", name, given, strings.Join(texts, ", ")))
+	return "", mistake("there is no %s %q: write %s", name, given, strings.Join(texts, ", "))
 }
 
-// QueryOf returns the query that the parameters of a request ask for, without a limit. An error is
-// a MistakeError.
+// QueryOf reads the parameters of a request, but the limit. An error is a MistakeError.
 func QueryOf(query url.Values) (register.Query, error) {
 	get := query.Get
 	q := register.Query{Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"), After: get("after")}
 	if len(q.Text) > mostText {
-		return q, MistakeError(fmt.Sprintf("q is %d bytes long: write at most %d", len(q.Text), mostText))
+		return q, mistake("q is %d bytes long: write at most %d", len(q.Text), mostText)
 	}
 	var order string
 	var errs [3]error
@@ -279,11 +274,82 @@ func QueryOf(query url.Values) (register.Query, error) {
 	return q, cmp.Or(errs[:]...)
 }
 
-func (s *server) export(w http.ResponseWriter, r *request) {
+func (s *server) export(w http.ResponseWriter, r *request) error {
 	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
 	w.Header().Set("Content-Disposition", `attachment; filename="addresses.csv"`)
 	err := s.CSV(w, func(do func(*v1alpha1.FloatingIP) error) error { return s.Register.Each(r.scope, do) })
 	if err != nil {
 		panic(http.ErrAbortHandler) // the client must not take it for the whole
+	}
+	return nil
+}
+
+// Problem says why a request is not done, by RFC 9457, with the type about:blank.
+type Problem struct {
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+}
+
+func Refuse(w http.ResponseWriter, status int, detail string) {
+	text, err := json.Marshal(Problem{http.StatusText(status), status, detail})
+	if err != nil {
+		panic(err) // it has plain fields
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // the client is gone
+}
+
+type MistakeError string
+
+func (m MistakeError) Error() string { return string(m) }
+
+func mistake(format string, args ...any) error { return MistakeError(fmt.Sprintf(format, args...)) }
+
+// refusal is another reason why a request is not done.
+type refusal struct {
+	status int
+	detail string
+}
+
+func (r *refusal) Error() string { return r.detail }
+
+// StatusOf returns the status that an error means: a mistake, or one of the register.
+func StatusOf(err error) int {
+	var mistake MistakeError
+	var refused *refusal
+	switch {
+	case errors.As(err, &refused):
+		return refused.status
+	case errors.As(err, &mistake):
+		return http.StatusBadRequest
+	case errors.Is(err, register.ErrNoPool), errors.Is(err, register.ErrNoMap), errors.Is(err, register.ErrNoClaim):
+		return http.StatusNotFound
+	case errors.Is(err, register.ErrPage):
+		return http.StatusBadRequest
+	case errors.Is(err, register.ErrHidden):
+		return http.StatusForbidden
+	}
+	return http.StatusInternalServerError
+}
+
+// mostTurns answers are made at once: more take up to a megabyte each, and come no sooner.
+const mostTurns = 8
+
+// Turns lets some requests at a time make their answers, so that many take no more memory. It is
+// for answers from memory: one that waits for others would have all wait.
+type Turns chan struct{}
+
+func NewTurns() Turns { return make(Turns, mostTurns) }
+
+// Take waits for a turn. The caller ends it once the answer is made, before it is sent to a client,
+// which may be slow. ok is false if ctx ends first.
+func (t Turns) Take(ctx context.Context) (end func(), ok bool) {
+	select {
+	case t <- struct{}{}:
+		return sync.OnceFunc(func() { <-t }), true
+	case <-ctx.Done():
+		return nil, false
 	}
 }

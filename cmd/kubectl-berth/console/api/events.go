@@ -16,7 +16,7 @@ const (
 )
 
 // events tells of changes, by the HTML standard's server-sent events.
-func (s *server) events(w http.ResponseWriter, r *request) {
+func (s *server) events(w http.ResponseWriter, r *request) error {
 	changed, stop := s.Register.Subscribe()
 	defer stop()
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -28,26 +28,26 @@ func (s *server) events(w http.ResponseWriter, r *request) {
 	defer idle.Stop()
 	for {
 		if _, err := fmt.Fprintf(w, "event: changed\ndata: {\"change\":%d}\n\n", s.Register.LastChange()); err != nil {
-			return
+			return nil //nolint:nilerr // the client is gone
 		}
 		for told := false; !told; {
 			if stream.Flush() != nil {
-				return
+				return nil
 			}
 			select {
 			case <-r.Context().Done():
-				return
+				return nil
 			case <-changed:
 				told = true
 			case <-idle.C:
 				if _, err := fmt.Fprint(w, ": nothing changed\n\n"); err != nil {
-					return
+					return nil //nolint:nilerr // the client is gone
 				}
 			}
 		}
 		select {
 		case <-r.Context().Done():
-			return
+			return nil
 		case <-time.After(eventPause):
 		}
 	}

@@ -50,8 +50,7 @@ func (f *feed) Delete(object any) error {
 	return nil
 }
 
-// Replace gets objects that are slim already, or not: a reflector slims them only where the API
-// server streams lists.
+// Replace gets slim objects only where the API server streams lists.
 func (f *feed) Replace(objects []any, _ string) error {
 	for i := range objects {
 		objects[i] = f.slim(objects[i])
@@ -83,8 +82,7 @@ var (
 		forbidden:    "you may not list and watch %s of the whole cluster",
 		unauthorized: "the API server does not accept your credentials any more: log in again, and start kubectl berth console anew",
 	}
-	// OfAccount are for a console with rights of its own, whose readers are not told what its requests
-	// and their answers are.
+	// OfAccount are for a console with rights of its own, whose readers learn nothing of its requests.
 	OfAccount = Words{
 		forbidden:    "the ServiceAccount of the console may not list and watch %s of the whole cluster",
 		unauthorized: "the API server does not accept the token of the console's ServiceAccount",
@@ -136,7 +134,6 @@ func Follow(ctx context.Context, to *register.Register, berth *client.Client, ku
 	run(ctx, source[*v1.NodeList]{kube.CoreV1().Nodes(), to, words, objects.Nodes.Kind}, all, &v1.Node{}, kept(objects.Nodes, func(node *v1.Node) (*register.Node, bool) { return register.NodeOf(node), true }))
 }
 
-// addresses brings FloatingIPs.
 func addresses(to *register.Register) *feed {
 	return &feed{
 		slim: func(object any) any {
@@ -167,8 +164,7 @@ func whole[O metav1.Object](object O) (O, bool) {
 	return object, true
 }
 
-// slim is what a register keeps of an object, if anything, with the name by which client-go keeps
-// it while it lists.
+// slim is what a register keeps of an object, if anything, with its name for client-go.
 type slim[T any] struct {
 	metav1.ObjectMeta
 
@@ -209,7 +205,6 @@ func kept[O metav1.Object, T register.Named](to *register.Kept[T], of func(O) (T
 	}
 }
 
-// run starts a reflector of the objects that options select.
 func run[L runtime.Object](ctx context.Context, from source[L], options metav1.ListOptions, example runtime.Object, into *feed) {
 	selected := client.Selecting[L]{ListWatcher: from, Fields: options.FieldSelector}
 	reflector := cache.NewReflectorWithOptions(client.NewSource[L](selected), example, into, cache.ReflectorOptions{Name: from.kind})

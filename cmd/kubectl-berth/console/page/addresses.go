@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"html/template"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -20,16 +19,14 @@ import (
 // searchForm is the id of the form that htmx sends while the user types.
 const searchForm = "search"
 
-// states that addresses are searched for.
 var states = []standing.State{standing.Held, standing.Retained, standing.Reserved, standing.Cooling}
 
 type addressesData struct {
 	Form    form
 	Columns []column
 	Rows    []standing.Address
-	// Table is the rows as HTML.
-	Table template.HTML
-	Chips []chip
+	Table   template.HTML
+	Chips   []chip
 	// First is the URL of the first page, on others, and Next that of the next one.
 	First, Next string
 	All         string
@@ -45,7 +42,6 @@ type addressesData struct {
 	NothingAtAll bool
 }
 
-// form has the values of the search form.
 type form struct {
 	register.Query
 	Order  string
@@ -66,7 +62,6 @@ type column struct {
 // chip is a filter that can be taken away.
 type chip struct{ Name, Value, Without string }
 
-// mostPoolNames is up to how many pools the form suggests.
 const mostPoolNames = 200
 
 func (s *site) addresses(r *request) (*view, error) {
@@ -77,9 +72,7 @@ func (s *site) addresses(r *request) (*view, error) {
 	q.Limit = pageSize
 	page, err := s.Register.Addresses(r.scope, q)
 	if errors.Is(err, register.ErrPage) {
-		first := maps.Clone(r.query)
-		first.Del("after")
-		return nil, &mistake{http.StatusBadRequest, "No such page", "This is no page of the addresses in this order: begin with the first page, " + pathAndQuery("/addresses", first) + "."}
+		return nil, &mistake{http.StatusBadRequest, "No such page", "This is no page of the addresses in this order: begin with the first page, " + r.with("after", "") + "."}
 	}
 	if err != nil {
 		return nil, err
@@ -173,35 +166,26 @@ func columns(r *request, q *register.Query) []column {
 	} {
 		c := column{Name: of.name}
 		if of.sort != "" {
-			query := maps.Clone(r.query)
-			query.Del("after")
-			query.Del("order")
-			query.Set("sort", string(of.sort))
+			order := ""
 			if cmp.Or(q.Sort, register.ByAddress) == of.sort {
-				if c.Sorted = "ascending"; q.Descending {
-					c.Sorted = "descending"
-				} else {
-					query.Set("order", "desc")
+				if c.Sorted, order = "ascending", "desc"; q.Descending {
+					c.Sorted, order = "descending", ""
 				}
 			}
-			c.URL = pathAndQuery("/addresses", query)
+			c.URL = r.with("after", "", "order", order, "sort", string(of.sort))
 		}
 		all = append(all, c)
 	}
 	return all
 }
 
-// chips returns the filters that are given.
 func chips(r *request) []chip {
 	var all []chip
 	for _, of := range []struct{ parameter, name string }{
 		{"q", "Text"}, {"state", "State"}, {"pool", "Pool"}, {"namespace", "Namespace"}, {"owner", "Owner"}, {"pod", "Pod"}, {"node", "Node"},
 	} {
 		if value := r.query.Get(of.parameter); value != "" {
-			without := maps.Clone(r.query)
-			without.Del(of.parameter)
-			without.Del("after")
-			all = append(all, chip{of.name, value, pathAndQuery("/addresses", without)})
+			all = append(all, chip{of.name, value, r.with(of.parameter, "", "after", "")})
 		}
 	}
 	return all
@@ -216,7 +200,6 @@ type addressData struct {
 	Release  *releaseForm
 }
 
-// mostAddressChanges is how many changes of one address are shown.
 const mostAddressChanges = 20
 
 func (s *site) address(r *request) (*view, error) {

@@ -43,11 +43,9 @@ var shared = sync.OnceValue(func() assets {
 	return a
 })
 
-// Static serves the files that pages load, below StaticPrefix, and nothing else. They are in the
-// source: whoever asks may have them.
+// Static serves the files that pages load, and nothing else. Whoever asks may have them.
 func Static() http.Handler { return shared() }
 
-// StyleSheet returns the URL of the pages' style.
 func StyleSheet() string { return shared()["console.css"] }
 
 // ServeHTTP serves a file. What has the URL of a hash never changes.
@@ -63,7 +61,6 @@ func (a assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeFileFS(w, r, files, "static/"+name)
 }
 
-// parse returns a template for each view.
 func parse() map[string]*template.Template {
 	all := map[string]*template.Template{}
 	shared := template.Must(template.New("").Funcs(functions).ParseFS(files, "templates/shared/*.html"))

@@ -86,8 +86,7 @@ func (s *site) findings(r *request) (*view, error) {
 	return v, nil
 }
 
-// isOwn says whether a page of the console, or its user, sends the request: no other site makes the
-// console work.
+// isOwn says whether a page of the console, or its user, sends the request, and no other site.
 func isOwn(r *request) bool {
 	site := r.Header.Get("Sec-Fetch-Site")
 	return site == "" || site == "none" || site == "same-origin"

@@ -18,10 +18,8 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
 
-// listData is what a page of a list shows.
 type listData[T any] struct {
-	// Items are those of the page, and Rows the same as HTML, where many rows would take a template
-	// long.
+	// Items are those of the page, and Rows their HTML, where a template would take long.
 	Items []T
 	Rows  template.HTML
 	Pager pager
@@ -42,7 +40,6 @@ func list[T any](r *request, name, title, note string, all []T, row func(*markup
 	return &view{template: name, title: title, data: data}, nil
 }
 
-// rowsOf writes a row for each of some things.
 func rowsOf[T any](all []T, row func(*markup, *T)) template.HTML {
 	m := newMarkup(len(all), rowSize)
 	for i := range all {
@@ -51,7 +48,6 @@ func rowsOf[T any](all []T, row func(*markup, *T)) template.HTML {
 	return m.html()
 }
 
-// lists are the pages of lists, by their paths.
 func (s *site) lists() map[string]func(*request) (*view, error) {
 	return map[string]func(*request) (*view, error){
 		"/waiting": func(r *request) (*view, error) {
@@ -79,7 +75,6 @@ func (s *site) lists() map[string]func(*request) (*view, error) {
 	}
 }
 
-// mostHolders is how many addresses of a claim are shown.
 const mostHolders = 5
 
 func waitingRow(m *markup, pod *register.WaitingPod) {
@@ -159,8 +154,7 @@ func nodeRow(all []register.Node) func(*markup, *register.Node) {
 	}
 }
 
-// askFor has programs of Berth's asked with the rights of the user, who pressed the button of a
-// page.
+// askFor asks programs with the rights of the user, who pressed a page's button.
 func (s *site) askFor(title string, of func(*access.Writer) access.Question) func(*request) (*view, error) {
 	return func(r *request) (*view, error) {
 		as := access.WriterOf(r.Context())

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
@@ -22,19 +23,16 @@ type tag string
 // rowSize is about how long a row is.
 const rowSize = 640
 
-// newMarkup returns markup with room for n pieces of a size.
 func newMarkup(n, size int) *markup {
 	m := &markup{}
 	m.written.Grow(n * size)
 	return m
 }
 
-// html returns what was written.
 func (m *markup) html() template.HTML {
 	return template.HTML(m.written.String()) //nolint:gosec // tags are constants, and the rest is escaped
 }
 
-// tag writes a constant.
 func (m *markup) tag(t tag) *markup {
 	m.written.WriteString(string(t))
 	return m
@@ -46,26 +44,22 @@ func (m *markup) text(text string) *markup {
 	return m
 }
 
-// int writes a number.
 func (m *markup) int(n int64) *markup {
 	return m.text(strconv.FormatInt(n, 10))
 }
 
-// link writes a link with a text.
 func (m *markup) link(url, text string) *markup {
 	return m.tag(`<a href="`).text(url).tag(`">`).text(text).tag(`</a>`)
 }
 
-// state writes a state with its letter.
 func (m *markup) state(of standing.State) *markup {
 	class, letter := "none", "–"
-	if known, ok := letters[of]; ok {
+	if known, ok := poolmap.Letters[of]; ok {
 		class, letter = strings.ToLower(string(of)), string(known)
 	}
 	return m.tag(`<span class="state `).text(class).tag(`"><b aria-hidden="true">`).text(letter).tag(`</b>`).text(string(of)).tag(`</span>`)
 }
 
-// mark writes a condition.
 func (m *markup) mark(class, word string) *markup {
 	return m.tag(`<span class="mark `).text(class).tag(`">`).text(word).tag(`</span>`)
 }
@@ -84,7 +78,6 @@ func (m *markup) command(command string) *markup {
 	return m.tag(`<span class="command"><code>`).text(command).tag(`</code><button type="button" class="copy" data-copy="`).text(command).tag(`" aria-label="Copy: `).text(command).tag(`">Copy</button></span>`)
 }
 
-// bar writes a picture of counts.
 func (m *markup) bar(b *bar) *markup {
 	m.tag(`<svg class="bar" width="100%" height="10" `)
 	if b.Label == "" {

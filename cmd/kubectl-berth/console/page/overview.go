@@ -11,7 +11,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
 
-// poolLine is a pool with its fill.
 type poolLine struct {
 	register.Pool
 	// Class and Word say how it is: ready, full, almost full, not ready or disabled.
@@ -39,13 +38,11 @@ func lineOf(p register.Pool) poolLine {
 }
 
 type overviewData struct {
-	Summary  register.Summary
-	Troubled int
-	// Pools and Changes are the pools and the last changes.
+	Summary        register.Summary
+	Troubled       int
 	Pools, Changes template.HTML
-	// Known says since when changes are known.
-	Known string
-	Pager pager
+	Known          string
+	Pager          pager
 }
 
 // overview draws all at a glance: the pools with a problem first.
@@ -91,7 +88,6 @@ func poolRow(m *markup, p *poolLine) {
 	m.tag("</tr>\n")
 }
 
-// feedItem writes a change as an item of a list.
 func feedItem(m *markup, c *register.Change) {
 	m.tag(`<li id="change-`).int(int64(c.Number)).tag(`"><span class="feed-head"><a class="address" href="`).text(addressURL(c.Address)).tag(`">`).text(c.Address) //nolint:gosec // nobody counts so far
 	m.tag(`</a> <span class="quiet">`).time(c.At).tag(`</span></span><span>`).moment(&c.Before)

@@ -30,9 +30,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
-// Options of the pages.
 type Options struct {
-	// Register has all that is shown.
 	Register *register.Register
 	// Findings runs "kubectl berth check". It is called when a user asks for it, by one user at a
 	// time. nil: the page says the command.
@@ -45,12 +43,9 @@ type Options struct {
 	LogOut string
 }
 
-// Findings is the result of a check.
 type Findings struct {
-	// At is when the check ended.
-	At    time.Time
-	Items []Finding
-	// Unknown lists open questions.
+	At      time.Time
+	Items   []Finding
 	Unknown []string
 }
 
@@ -59,8 +54,7 @@ type Finding struct {
 	Code, Object, Text, Command string
 }
 
-// New returns the handler of all pages and of the files that they need. The contexts of requests
-// say what they may see: see package access.
+// New returns the handler of all pages. Package access says what a request may see.
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
@@ -119,7 +113,6 @@ type site struct {
 	turns     api.Turns
 }
 
-// request is a request that a gate let in.
 type request struct {
 	*http.Request
 	scope register.Scope
@@ -129,9 +122,7 @@ type request struct {
 // fragment says whether htmx asks for the part that changes only.
 func (r *request) fragment() bool { return r.Header.Get("HX-Request") == "true" }
 
-// view is what a page shows.
 type view struct {
-	// template is its name.
 	template string
 	title    string
 	status   int
@@ -256,10 +247,8 @@ func (s *site) frame(r *request, v *view) *frame {
 	return f
 }
 
-// pageSize is how many rows a page shows at most.
 const pageSize = 100
 
-// pager cuts a list into pages.
 type pager struct {
 	From, To, Of   int
 	Previous, Next string
@@ -289,10 +278,12 @@ func cut[T any](r *request, all []T) ([]T, pager, error) {
 	return all[from:to], p, nil
 }
 
-// with returns the URL of this page with another parameter, and without those that are empty.
-func (r *request) with(name, value string) string {
+// with returns this page's URL with other parameters, as names and values, without empty ones.
+func (r *request) with(parameters ...string) string {
 	query := maps.Clone(r.query)
-	query.Set(name, value)
+	for i := 0; i < len(parameters); i += 2 {
+		query.Set(parameters[i], parameters[i+1])
+	}
 	return pathAndQuery(r.URL.Path, query)
 }
 

@@ -23,7 +23,6 @@ type poolData struct {
 	Commands []register.Command
 }
 
-// mostRanges is how many free ranges of a pool are shown.
 const mostRanges = 40
 
 func (s *site) pool(r *request) (*view, error) {
@@ -54,12 +53,9 @@ func (s *site) pool(r *request) (*view, error) {
 
 // picture is a map, with the same as a list of runs: neighbours that are alike.
 type picture struct {
-	Block uint64
-	// Rows are the cells.
-	Rows []template.HTML
-	// List is the runs.
-	List template.HTML
-	// More is how many runs are not listed.
+	Block  uint64
+	Rows   []template.HTML
+	List   template.HTML
 	More   int
 	Blocks bool
 	Legend []*legend
@@ -77,11 +73,9 @@ type run struct {
 type legend struct{ Class, Letter, Word string }
 
 const (
-	// wide is the number of cells in a row of the page.
 	wide = 32
 	// cellSize is about how long the HTML of a cell is.
 	cellSize = 160
-	// mostRuns of the list.
 	mostRuns = 400
 )
 
@@ -95,7 +89,6 @@ var (
 	blockMeanings = []*legend{meaningOf('.', true), meaningOf('0', true), meaningOf('2', true), meaningOf('5', true), meaningOf('8', true), meaningOf('#', true), meaningOf(' ', true)}
 )
 
-// meaningOf returns the meaning of a cell.
 func meaningOf(cell byte, blocks bool) *legend {
 	switch {
 	case !blocks:
@@ -153,7 +146,6 @@ func pictureOf(drawn *register.Map) *picture {
 	return p
 }
 
-// add adds a cell.
 func (p *picture) add(m *markup, first, last netip.Addr, means *legend) {
 	if n := len(p.runs); n > 0 && p.runs[n-1].legend == means && p.runs[n-1].last.Next() == first {
 		p.runs[n-1].last = last

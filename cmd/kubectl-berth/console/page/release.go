@@ -21,15 +21,13 @@ const releasePath = "/release"
 // mostForm is the length of a form: that of the addresses of a page, and more.
 const mostForm = 64 << 10
 
-// releaseForm asks what would become of addresses if they were freed. Seen are they as the page
-// shows them.
+// releaseForm asks what would become of freed addresses. Seen are they as the page shows them.
 type releaseForm struct {
 	Seen  []string
 	Words string
 }
 
-// releaseOf returns the form for the addresses that may be freed; nil if there are none, or the
-// console only reads.
+// releaseOf returns the form; nil if no address may be freed, or the console only reads.
 func (s *site) releaseOf(words string, addresses ...standing.Address) *releaseForm {
 	form := &releaseForm{Words: words}
 	for i := range addresses {
@@ -58,8 +56,7 @@ type releaseData struct {
 	Commands     []register.Command
 }
 
-// release frees addresses if the user has confirmed it, and else asks the API server whether it
-// would, and the user to confirm it.
+// release frees addresses if the user has confirmed it, and else asks whether the API server would.
 func (s *site) release(r *request) (*view, error) {
 	if err := r.ParseForm(); err != nil {
 		return nil, &mistake{http.StatusBadRequest, "Not understood", "The form cannot be read: " + err.Error() + "."}
@@ -97,7 +94,6 @@ func (s *site) release(r *request) (*view, error) {
 	return &view{template: "release", title: title, still: true, data: data}, nil
 }
 
-// ask asks the user to confirm.
 func (s *site) ask(data *releaseData) {
 	words := []string{"kubectl berth release"}
 	for i := range data.Releases {
@@ -114,7 +110,6 @@ func (s *site) ask(data *releaseData) {
 	}
 }
 
-// released says how many addresses are free now.
 func released(releases []freeing.Release) string {
 	freed, left := 0, 0
 	for i := range releases {
@@ -139,5 +134,4 @@ func count(n int, one, many string) string {
 	return number(n) + " " + many
 }
 
-// outcomes are the words of outcomes for people.
 var outcomes = map[freeing.Outcome]string{freeing.ToFree: "Would be released", freeing.Freed: "Released", freeing.Gone: "Is free already", freeing.Left: "Left as it is"}

@@ -100,11 +100,6 @@ func stampOf(at any) *stamp {
 	return &stamp{t.Format(time.RFC3339), t.Format("2006-01-02 15:04:05 UTC"), age}
 }
 
-var letters = map[standing.State]rune{
-	standing.Held: poolmap.Held, standing.Retained: poolmap.Retained, standing.Reserved: poolmap.Reserved, standing.Cooling: poolmap.Cooling,
-	standing.Taken: poolmap.Taken, standing.Free: poolmap.Free,
-}
-
 func addressURL(address string) string { return "/addresses/" + url.PathEscape(address) }
 
 func poolURL(name string) string { return "/pools/" + url.PathEscape(name) }
@@ -140,7 +135,6 @@ func id(parts ...string) string {
 	return b.String()
 }
 
-// bar is a picture of counts.
 type bar struct {
 	Label    string
 	Segments []segment

@@ -11,11 +11,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
-// mostChanges is how many changes are kept.
 const mostChanges = 1000
 
-// Change is a change of an address: one that the console saw, or the last one before it was
-// started, as its FloatingIP tells.
+// Change of an address that the console saw, or the last before, as its FloatingIP tells.
 type Change struct {
 	// Number of the change, from 1.
 	Number  uint64    `json:"number"`
@@ -27,7 +25,6 @@ type Change struct {
 	After  Moment `json:"after"`
 }
 
-// Moment says who had the address.
 type Moment struct {
 	State standing.State `json:"state"`
 	Pod   *standing.Pod  `json:"pod,omitempty"`
@@ -70,8 +67,7 @@ func (c *changes) add(one change) {
 	}
 }
 
-// recall keeps the last changes that rows tell of: since when each is as it is. The caller holds
-// the lock.
+// recall keeps the last change of each row, by its time. The caller holds the lock.
 func (r *Register) recall(rows []*Row) {
 	r.changes.since = now()
 	rows = slices.DeleteFunc(slices.Clone(rows), func(row *Row) bool { return max(row.since, row.released) == 0 })
@@ -149,7 +145,6 @@ func (r *Register) changesWith(scope Scope, most int, match func(*change) bool) 
 	return all
 }
 
-// LastChange returns the number of the last change.
 func (r *Register) LastChange() uint64 {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -20,16 +20,13 @@ type Claim struct {
 	Name      string               `json:"name"`
 	Spec      v1alpha1.IPClaimSpec `json:"spec"`
 	poolmap.Counts
-	// Ready is the status of its condition Ready, Reason and Message why it is so; empty: the
-	// controller has not looked at it yet.
+	// Ready, Reason and Message are of its condition Ready; empty: nobody has looked at it yet.
 	Ready   string `json:"ready,omitempty"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Oversized says that it has more addresses than its size, and Message why, unless it is not
-	// ready.
+	// Oversized: it has more addresses than its size. Message says why, if it is ready.
 	Oversized bool `json:"oversized,omitempty"`
-	// Addresses are the first of them, with the pods that have them, and More says that there are
-	// more.
+	// Addresses are the first of them, and More says that there are more.
 	Addresses []standing.Address `json:"addresses"`
 	More      bool               `json:"more,omitempty"`
 	// UID and ResourceVersion of the object. Its status changes the resourceVersion, too.
@@ -40,8 +37,7 @@ type Claim struct {
 // Waits says whether the claim lacks addresses that it asks for.
 func (c *Claim) Waits() bool { return c.Ready == string(metav1.ConditionFalse) }
 
-// Claims returns the IPClaims of a scope by namespace and name, each with no more than most
-// addresses.
+// Claims returns the IPClaims of a scope in order, each with at most so many addresses.
 func (r *Register) Claims(scope Scope, most int) []Claim {
 	r.mu.RLock()
 	objects := r.Objects.Claims.seen(scope)
@@ -53,7 +49,6 @@ func (r *Register) Claims(scope Scope, most int) []Claim {
 	return all
 }
 
-// ErrNoClaim says that there is no claim of the name.
 var ErrNoClaim = errors.New("there is no IPClaim of this name that you may see")
 
 // Claim returns an IPClaim with no more than most addresses. An error is ErrNoClaim.

@@ -12,7 +12,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Named is an object with a name.
 type Named interface {
 	GetNamespace() string
 	GetName() string
@@ -75,7 +74,6 @@ func (k *Kept[T]) Put(object T) {
 	k.changed()
 }
 
-// Delete removes an object.
 func (k *Kept[T]) Delete(namespace, name string) {
 	k.in.mu.Lock()
 	defer k.in.mu.Unlock()

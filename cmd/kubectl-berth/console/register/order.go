@@ -12,7 +12,6 @@ import (
 // Sort is an order of addresses. Rows that are equal in it are in the order of their addresses.
 type Sort string
 
-// Orders.
 const (
 	ByAddress   Sort = "address"
 	BySince     Sort = "since"
@@ -22,7 +21,6 @@ const (
 	ByNode      Sort = "node"
 )
 
-// Sorts are all orders.
 var Sorts = []Sort{ByAddress, BySince, ByPod, ByNamespace, ByOwner, ByNode}
 
 // place is where a row is in an order: the text or number that the order is by, and the address.
@@ -36,7 +34,6 @@ func (p place) compare(other place) int {
 	return cmp.Or(strings.Compare(p.Text, other.Text), cmp.Compare(p.Number, other.Number), p.Addr.Compare(other.Addr))
 }
 
-// place returns where a row is in an order.
 func placeOf(by Sort, row *Row) place {
 	p := place{Addr: row.addr}
 	switch by {
@@ -54,13 +51,11 @@ func placeOf(by Sort, row *Row) place {
 	return p
 }
 
-// sort puts rows in an order.
 func sortBy(by Sort, rows []*Row) {
 	slices.SortFunc(rows, func(a, b *Row) int { return placeOf(by, a).compare(placeOf(by, b)) })
 }
 
-// search returns the index of the first of some rows in an order that is not before a place, and
-// whether it is there.
+// search finds the first row that is not before a place, and says whether it is there.
 func search(by Sort, rows []*Row, at place) (int, bool) {
 	return slices.BinarySearchFunc(rows, at, func(row *Row, at place) int { return placeOf(by, row).compare(at) })
 }
@@ -96,16 +91,14 @@ func (r *Register) row(addr netip.Addr) *Row {
 	return nil
 }
 
-// with returns the rows with a text, of rows in an order by texts. They are in the order of their
-// addresses.
+// with returns the rows with a text, by address, of rows in an order by texts.
 func with(rows []*Row, by Sort, text string) []*Row {
 	from, _ := search(by, rows, place{Text: text}) // an address that is not valid is before all others
 	to, _ := search(by, rows[from:], place{Text: text + "\x00"})
 	return rows[from : from+to]
 }
 
-// sees returns whether a scope sees a row. It holds until the rows change. The caller holds the
-// lock.
+// sees returns whether a scope sees a row, until rows change. The caller holds the lock.
 func (r *Register) sees(scope Scope) func(*Row) bool {
 	if scope.all {
 		return func(*Row) bool { return true }
@@ -122,8 +115,7 @@ func (r *Register) sees(scope Scope) func(*Row) bool {
 // more, the first are soon found in the order of all rows.
 var mostSorted = 4096
 
-// seen returns rows among which are all that a scope sees, by address: few if it sees few. The
-// caller holds the lock.
+// seen returns rows by address, at least all that a scope sees. The caller holds the lock.
 func (r *Register) seen(scope Scope) []*Row {
 	all := r.rows()
 	if scope.all {

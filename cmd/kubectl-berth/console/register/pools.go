@@ -3,6 +3,7 @@
 package register
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -15,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -25,10 +27,9 @@ type Pool struct {
 	Family v1alpha1.IPFamily `json:"family"`
 	VLAN   int32             `json:"vlan,omitempty"`
 	// Ready is the status of its condition Ready, and Message its message.
-	Ready   string `json:"ready,omitempty"`
-	Message string `json:"message,omitempty"`
-	// Disabled: it gives no addresses.
-	Disabled bool `json:"disabled,omitempty"`
+	Ready    string `json:"ready,omitempty"`
+	Message  string `json:"message,omitempty"`
+	Disabled bool   `json:"disabled,omitempty"`
 	poolmap.Terms
 	// Capacity is at most 2^63-1, also of larger pools.
 	Capacity uint64 `json:"capacity"`
@@ -51,7 +52,6 @@ func (r *Register) Pools() []Pool {
 	return all
 }
 
-// PoolNames returns the names of all pools, in their order.
 func (r *Register) PoolNames() []string {
 	var all []string
 	for _, object := range r.pools().all {
@@ -60,7 +60,6 @@ func (r *Register) PoolNames() []string {
 	return all
 }
 
-// Pool returns one pool.
 func (r *Register) Pool(name string) (Pool, error) {
 	compiled, object, err := r.pool(name)
 	if err != nil {
@@ -71,7 +70,6 @@ func (r *Register) Pool(name string) (Pool, error) {
 	return compiled.poolOf(object), nil
 }
 
-// ErrNoPool says that there is no pool of the name.
 var ErrNoPool = errors.New("there is no IPPool of this name")
 
 func (r *Register) pool(name string) (*compiled, *v1alpha1.IPPool, error) {
@@ -94,20 +92,17 @@ func (r *Register) count(compiled *compiled) {
 	}
 }
 
-// recount counts a change of a row. The caller holds the lock.
+// recount counts a change of the row of an address. The caller holds the lock.
 func (r *Register) recount(before, after *Row) {
 	if r.compiled == nil {
 		return
 	}
-	if before != nil {
-		if home, ok := r.compiled.snapshot.Home(before.addr); ok {
-			r.compiled.counts[home].Drop(before.state.of())
-		}
+	home, ok := r.compiled.snapshot.Home(cmp.Or(before, after).addr)
+	if ok && before != nil {
+		r.compiled.counts[home].Drop(before.state.of())
 	}
-	if after != nil {
-		if home, ok := r.compiled.snapshot.Home(after.addr); ok {
-			r.compiled.counts[home].Add(after.state.of())
-		}
+	if ok && after != nil {
+		r.compiled.counts[home].Add(after.state.of())
 	}
 }
 
@@ -132,9 +127,10 @@ func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
 	return p
 }
 
-// uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are
-// Taken.
+// uses are the states of a pool's addresses. Those whose holders are not seen are Taken.
 func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	n := 0
 	for _, span := range pool.Ranges {
 		n += len(r.within(span))
@@ -153,7 +149,6 @@ func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
 	return uses
 }
 
-// Map is a picture of a pool.
 type Map struct {
 	Pool string `json:"pool"`
 	// Block is how many addresses a cell has: one, or a block.
@@ -161,14 +156,12 @@ type Map struct {
 	Rows  []MapRow `json:"rows"`
 }
 
-// MapRow is a row of cells. Each is a letter: see package poolmap; x is an address that is taken,
-// of somebody whom the asker may not see.
+// MapRow has letters of package poolmap; x is of somebody whom the asker may not see.
 type MapRow struct {
 	From  netip.Addr `json:"from"`
 	Cells string     `json:"cells"`
 }
 
-// ErrNoMap says that there is no picture of a pool.
 var ErrNoMap = errors.New("there is no map of this pool")
 
 // Map draws a pool. An error is ErrNoPool or ErrNoMap.
@@ -177,15 +170,11 @@ func (r *Register) Map(scope Scope, name string) (Map, error) {
 	if err != nil {
 		return Map{}, err
 	}
-	at, valid := compiled.snapshot.Index(name)
-	if !valid {
+	pool := compiled.snapshot.Named(name)
+	if pool == nil {
 		return Map{}, fmt.Errorf("IPPool %s is invalid, %w: %w", name, ErrNoMap, compiled.snapshot.Invalid(name))
 	}
-	pool := compiled.snapshot.Pools()[at]
-	r.mu.RLock()
-	uses := r.uses(scope, pool)
-	r.mu.RUnlock()
-	drawn, ok := poolmap.Draw(pool, uses)
+	drawn, ok := poolmap.Draw(pool, r.uses(scope, pool))
 	if !ok {
 		return Map{}, fmt.Errorf("IPPool %s is too large, %w: ask for its free ranges", name, ErrNoMap)
 	}
@@ -198,7 +187,6 @@ func (r *Register) Map(scope Scope, name string) (Map, error) {
 	return m, nil
 }
 
-// Free is the free addresses of a pool.
 type Free struct {
 	Pool string `json:"pool"`
 	Free uint64 `json:"free"`
@@ -214,27 +202,17 @@ func (r *Register) Free(name string, most int) (Free, error) {
 		return Free{}, err
 	}
 	answer := Free{Pool: name, Ranges: []string{}}
-	at, valid := compiled.snapshot.Index(name)
-	if !valid || compiled.snapshot.Pools()[at].Disabled {
+	pool := compiled.snapshot.Named(name)
+	if pool == nil || pool.Disabled {
 		return answer, nil
 	}
-	pool := compiled.snapshot.Pools()[at]
-	r.mu.RLock()
-	uses := r.uses(Everything, pool)
-	r.mu.RUnlock()
-	free := poolmap.Untaken(pool, uses)
+	free := poolmap.Untaken(pool, r.uses(Everything, pool))
 	answer.Free = min(math.MaxInt64, free.Size())
-	for i, span := range free {
-		if i == most {
-			answer.More = true
-			break
-		}
-		answer.Ranges = append(answer.Ranges, span.String())
-	}
+	answer.More = len(free) > most
+	answer.Ranges = iprange.Texts(free[:min(len(free), most)])
 	return answer, nil
 }
 
-// ErrHidden says that the asker may not see whose address it is.
 var ErrHidden = errors.New("you may not see whose address this is")
 
 // Address returns one address, whether or not it has a FloatingIP. An error is ErrHidden.

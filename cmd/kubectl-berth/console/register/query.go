@@ -22,8 +22,7 @@ import (
 
 // Query selects addresses. An empty field selects all.
 type Query struct {
-	// Text is an address, the beginning of one, a prefix, or a part of the name of a pod, namespace,
-	// workload or node.
+	// Text is an address, its beginning, a prefix, or part of the name of who has it, or of a node.
 	Text string
 	// These must be equal. Owner is the name of a workload or claim, and Kind its kind.
 	Pool, Namespace, Kind, Owner, Pod, Node string
@@ -34,11 +33,9 @@ type Query struct {
 	Descending bool
 	// After is the Next of the page before; empty: the first page.
 	After string
-	// Limit is the most rows of a page.
 	Limit int
 }
 
-// Page is some rows of an answer.
 type Page struct {
 	Addresses []standing.Address `json:"addresses"`
 	// Next is the [Query.After] of the page that comes next; empty: this is the last one.
@@ -232,8 +229,7 @@ func spanOf(text string) (iprange.Range, bool) {
 	return iprange.OfPrefix(prefix), err == nil
 }
 
-// contains returns whether a row has the text in its address or in a name. Texts that rows share
-// are looked at once.
+// contains returns whether an address or name has the text. Shared texts are looked at once.
 func contains(part string) func(*Row) bool {
 	// namespace/pod is how kubectl berth writes pods.
 	namespace, pod, both := strings.Cut(part, "/")

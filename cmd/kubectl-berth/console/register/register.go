@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package register is the console's copy of Berth's objects: a row of some 300 bytes for each
+// FloatingIP, in the order of the addresses, the pools, claims, BGPPeers, the nodes that carry
+// Services' addresses, the pods that wait for an address, and the nodes. It answers each question
+// from memory, for a [Scope]: the part of the cluster that the asker may see. It asks nobody:
+// package console feeds it from watches.
+//
+// A Register is safe for concurrent use.
 package register
 
 import (
@@ -14,10 +21,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Register has the objects. See the package.
 type Register struct {
-	mu sync.RWMutex
-	// orders has all rows in each order.
+	mu     sync.RWMutex
 	orders map[Sort][]*Row
 	// Objects are the others. Feeds change them.
 	Objects Objects
@@ -36,11 +41,9 @@ type Register struct {
 type compiled struct {
 	all      []*v1alpha1.IPPool // by name
 	snapshot *pools.Snapshot
-	// counts has the rows in each pool of the snapshot.
-	counts []poolmap.Counts
+	counts   []poolmap.Counts
 }
 
-// New returns a Register without objects.
 func New() *Register {
 	r := &Register{
 		orders: map[Sort][]*Row{}, stale: true,
@@ -53,7 +56,6 @@ func New() *Register {
 	return r
 }
 
-// Kinds of objects.
 const (
 	FloatingIPs     = "FloatingIPs"
 	IPPools         = "IPPools"
@@ -79,7 +81,6 @@ func (r *Register) Missing(kind, why string) {
 	r.changed()
 }
 
-// Unreadable returns the kinds that cannot be read, and why.
 func (r *Register) Unreadable() map[string]string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -100,7 +101,6 @@ func (r *Register) Unlisted() []string {
 	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return r.listed[kind] })
 }
 
-// Namespaces returns the namespaces of all that is shown.
 func (r *Register) Namespaces() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -173,14 +173,12 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	r.changed()
 }
 
-// PutFloatingIP adds an object, or replaces one.
 func (r *Register) PutFloatingIP(ip *v1alpha1.FloatingIP) {
 	if row, ok := RowOf(ip); ok {
 		r.put(row.addr, row)
 	}
 }
 
-// DeleteFloatingIP removes an object.
 func (r *Register) DeleteFloatingIP(name string) {
 	if addr, err := v1alpha1.AddrOf(name); err == nil {
 		r.put(addr, nil)
@@ -201,7 +199,6 @@ func (r *Register) put(addr netip.Addr, next *Row) {
 	r.changed()
 }
 
-// pools returns the compiled pools.
 func (r *Register) pools() *compiled {
 	r.mu.RLock()
 	compiled, stale := r.compiled, r.stale

@@ -16,11 +16,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [RowOf]
-// makes it.
+// Row is what a register keeps of a FloatingIP. [RowOf] makes it.
 type Row struct {
-	// A search looks at all rows: what it needs is in the first 64 bytes, which processors fetch at
-	// once.
+	// A search needs the first 64 bytes alone, which processors fetch at once.
 	addr                   netip.Addr
 	pod                    string
 	namespace, owner, node text
@@ -66,14 +64,12 @@ var states = []standing.State{standing.Held, standing.Retained, standing.Cooling
 
 func (s state) of() standing.State { return states[s] }
 
-// version returns the UID and the resourceVersion of the FloatingIP.
 func (r *Row) version() (uid types.UID, version string) {
 	first, version, _ := strings.Cut(r.identity, " ")
 	return types.UID(first), version
 }
 
-// RowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API
-// server admits never.
+// RowOf returns the row of a FloatingIP; ok: its name is an address, as the API server demands.
 func RowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	addr, err := v1alpha1.AddrOf(ip.Name)
 	if err != nil {

@@ -20,10 +20,8 @@ func Of(namespaces ...string) Scope {
 	return s
 }
 
-// All says whether nothing is hidden.
 func (s Scope) All() bool { return s.all }
 
-// Empty says whether everything is hidden.
 func (s Scope) Empty() bool { return !s.all && len(s.namespaces) == 0 }
 
 // Sees says whether the rows of a namespace are seen. Rows of no namespace, such as reserved

@@ -74,8 +74,7 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, detail string) {
 	http.Error(w, detail, status)
 }
 
-// Handler returns the handler of the pages and the API. It is to be behind a gate: see package
-// access.
+// Handler returns the handler of the pages and the API, for behind a gate: see package access.
 func Handler(options page.Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(api.Prefix, api.New(api.Options{Register: options.Register, CSV: inventory.WriteCSV, ReadOnly: options.ReadOnly}))

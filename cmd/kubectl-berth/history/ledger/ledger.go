@@ -41,16 +41,13 @@ type Tenure struct {
 	OwnerKind string     `json:"ownerKind,omitempty"`
 	Owner     string     `json:"owner,omitempty"`
 	Pool      string     `json:"pool,omitempty"`
-	// Why it ended.
-	Why string `json:"why,omitempty"`
+	Why       string     `json:"why,omitempty"`
 }
 
-// Holds says whether the tenure has a moment.
 func (t *Tenure) Holds(at time.Time) bool {
 	return (t.From == nil || !t.From.After(at)) && (t.Until == nil || t.Until.After(at))
 }
 
-// Ledger has the changes of one address.
 type Ledger struct {
 	reader  reader
 	changes []*change
@@ -58,7 +55,6 @@ type Ledger struct {
 	Begins time.Time
 }
 
-// New returns an empty ledger of an address.
 func New(addr netip.Addr, now time.Time) *Ledger {
 	return &Ledger{reader: reader{addr: addr, name: v1alpha1.NameOf(addr), now: now.UTC()}}
 }
@@ -133,8 +129,7 @@ func repeats(last *Tenure, c *change) bool {
 	return c.state != standing.Held || last.PodUID == c.PodUID
 }
 
-// isOfEarlier says whether a line is about the end of a pod that has lost the address to the
-// present one already.
+// isOfEarlier says whether a line ends a pod that has lost the address to the present one.
 func isOfEarlier(last *Tenure, c *change) bool {
 	return last.State == standing.Held && c.state != standing.Held && c.PodUID != "" && c.PodUID != last.PodUID
 }
@@ -173,8 +168,7 @@ func (r *reader) concerns(line []byte) bool {
 	return bytes.Contains(line, []byte(r.addr.String())) || bytes.Contains(line, []byte(r.name))
 }
 
-// read returns the change of a line, nil if it is about something else. at is when the line was
-// written, zero where it does not say.
+// read returns the change of a line, nil if it is of something else, and when it was written.
 func (r *reader) read(line []byte, parse bool) (c *change, at time.Time) {
 	line, at = stamped(line)
 	if bytes.HasPrefix(line, []byte("{")) {
@@ -218,8 +212,7 @@ func stamped(line []byte) ([]byte, time.Time) {
 	return rest, at
 }
 
-// klogTime reads the time of a line of klog, which has no year: the last such time. Programs in
-// containers write UTC.
+// klogTime reads a time of klog, the last such one as it has no year, in UTC as containers write.
 func (r *reader) klogTime(text string) time.Time {
 	at, err := time.Parse("20060102 15:04:05.000000", strconv.Itoa(r.now.Year())+text)
 	if err != nil {

@@ -97,8 +97,7 @@ const (
 	columnDescription = "description"
 )
 
-// columnsOf returns the positions of known columns, of a header with the names of NetBox's fields,
-// or with those that its tables show.
+// columnsOf returns the positions of columns by NetBox's names of fields, or of its tables.
 func columnsOf(header []string) map[string]int {
 	positions := map[string]int{}
 	for i, name := range header {
@@ -273,7 +272,6 @@ func (r *reader) lines(text []byte) error {
 	return nil
 }
 
-// Statuses of an address in NetBox.
 const (
 	Active     = "active"
 	Reserved   = "reserved"
@@ -285,15 +283,13 @@ const (
 	mark = "Berth: "
 	// free describes an address of Berth's that nobody has any more: an import deletes none.
 	free = mark + "free"
-	// longestDescription is NetBox's limit, in characters. It refuses the whole file for one that is
-	// longer.
+	// longestDescription is NetBox's limit, in characters: it refuses a file with a longer one.
 	longestDescription = 200
 	// reason begins the reasons of addresses that are reserved because an inventory has them.
 	reason = "in the inventory"
 )
 
-// Reason returns the reason of a reservation of addresses of an inventory. name tells one inventory
-// from others; it may be empty.
+// Reason is that of addresses that an inventory reserves; name, if any, tells it from others.
 func Reason(name string) string {
 	if name == "" {
 		return reason
@@ -304,7 +300,6 @@ func Reason(name string) string {
 // IsReason says whether a reason is of [Reason].
 func IsReason(text string) bool { return text == reason || strings.HasPrefix(text, reason+": ") }
 
-// Record is an address as NetBox imports it.
 type Record struct {
 	// ID of the address to update; 0: it is created.
 	ID int64 `json:"id,omitempty"`
@@ -316,7 +311,6 @@ type Record struct {
 	addr netip.Addr
 }
 
-// NewRecord returns the record of an address in a network with a prefix length.
 func NewRecord(addr netip.Addr, bits int, status, description string) Record {
 	letters := []rune(mark + description)
 	if len(letters) > longestDescription {
@@ -373,24 +367,20 @@ func isSame(a, b string) bool {
 
 // WriteCSV writes records for NetBox's import. withIDs: they are changes of NetBox's list.
 func WriteCSV(out io.Writer, records []Record, withIDs bool) error {
-	writer := csv.NewWriter(out)
-	for i := -1; i < len(records); i++ {
-		cells := []string{columnID, columnAddress, columnStatus, columnDescription}
-		if i >= 0 {
-			r := &records[i]
-			if cells = []string{"", r.Address, r.Status, r.Description}; r.ID != 0 {
-				cells[0] = strconv.FormatInt(r.ID, 10)
-			}
+	lines := [][]string{{columnID, columnAddress, columnStatus, columnDescription}}
+	for i := range records {
+		r, id := &records[i], ""
+		if r.ID != 0 {
+			id = strconv.FormatInt(r.ID, 10)
 		}
+		lines = append(lines, []string{id, r.Address, r.Status, r.Description})
+	}
+	for i := range lines {
 		if !withIDs {
-			cells = cells[1:]
-		}
-		if err := writer.Write(cells); err != nil {
-			return err
+			lines[i] = lines[i][1:]
 		}
 	}
-	writer.Flush()
-	return writer.Error()
+	return csv.NewWriter(out).WriteAll(lines)
 }
 
 // WriteJSON writes records for NetBox's import, a list of them.

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Use is the state of an address that has a FloatingIP.
 type Use struct {
 	Addr  netip.Addr
 	State standing.State
@@ -58,7 +57,6 @@ type Terms struct {
 	Cooldown     string   `json:"cooldown,omitempty"`
 }
 
-// TermsOf returns the terms of a pool.
 func TermsOf(pool *v1alpha1.IPPool) Terms {
 	spec := &pool.Spec
 	t := Terms{Ranges: append([]string{}, spec.Ranges...), Exclude: spec.Exclude, Gateway: spec.Gateway, NodeSubnets: spec.NodeSubnets}
@@ -80,7 +78,6 @@ func (t Terms) Given() string {
 	return text
 }
 
-// Nodes says which nodes the pool serves.
 func (t Terms) Nodes() string {
 	var text []string
 	if len(t.NodeSubnets) > 0 {
@@ -92,8 +89,7 @@ func (t Terms) Nodes() string {
 	return cmp.Or(strings.Join(text, " "), "all")
 }
 
-// Untaken returns the addresses of the pool that nobody has. A disabled pool gives none of
-// them.
+// Untaken returns the pool's addresses that nobody has. A disabled pool gives none of them.
 func Untaken(pool *pools.Pool, uses Uses) iprange.Set {
 	var taken iprange.Set
 	for _, use := range uses {
@@ -106,7 +102,6 @@ func Untaken(pool *pools.Pool, uses Uses) iprange.Set {
 	return pool.Ranges.Without(taken)
 }
 
-// First returns the first n addresses of a set.
 func First(set iprange.Set, n int) []netip.Addr {
 	var addrs []netip.Addr
 	for _, r := range set {
@@ -117,7 +112,6 @@ func First(set iprange.Set, n int) []netip.Addr {
 	return addrs
 }
 
-// Counts are numbers of addresses of the pool.
 type Counts struct {
 	Held     uint64 `json:"held"`
 	Retained uint64 `json:"retained"`
@@ -125,10 +119,8 @@ type Counts struct {
 	Cooling  uint64 `json:"cooling"`
 }
 
-// Taken returns the number of addresses that are not free.
 func (c *Counts) Taken() uint64 { return c.Held + c.Retained + c.Reserved + c.Cooling }
 
-// Count counts the addresses in the pool's ranges.
 func Count(pool *pools.Pool, uses Uses) Counts {
 	var n Counts
 	for _, use := range uses {
@@ -139,14 +131,12 @@ func Count(pool *pools.Pool, uses Uses) Counts {
 	return n
 }
 
-// Add counts an address.
 func (c *Counts) Add(state standing.State) {
 	if n := c.of(state); n != nil {
 		*n++
 	}
 }
 
-// Drop counts an address no more.
 func (c *Counts) Drop(state standing.State) {
 	if n := c.of(state); n != nil {
 		*n--
@@ -180,7 +170,10 @@ const (
 	None = ' '
 )
 
-var letters = map[standing.State]byte{standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling, standing.Taken: Taken}
+// Letters are those of states.
+var Letters = map[standing.State]byte{
+	standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling, standing.Taken: Taken, standing.Free: Free,
+}
 
 // Row is a line of a map: cells from an address on.
 type Row struct {
@@ -188,9 +181,7 @@ type Row struct {
 	Cells string
 }
 
-// Sizes of maps.
 const (
-	// Wide is the number of cells in a row.
 	Wide = 64
 	// mostCells of a map, so that it fits a screen: an address each in a /22.
 	mostCells = 1024
@@ -220,8 +211,7 @@ func Draw(pool *pools.Pool, uses Uses) (drawn Map, ok bool) {
 	return drawn, true
 }
 
-// spansOf returns the spans that the map shows: a small subnet whole, of a large one the
-// ranges.
+// spansOf returns what the map shows: a small subnet whole, of a large one the ranges.
 func spansOf(pool *pools.Pool) []iprange.Range {
 	whole := iprange.OfPrefix(pool.Subnet)
 	if whole.Size() <= mostCells {
@@ -249,27 +239,16 @@ func cellsOf(spans []iprange.Range, block uint64) uint64 {
 
 func distance(from, to netip.Addr) uint64 { return (iprange.Range{First: from, Last: to}).Size() - 1 }
 
-func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []Row {
-	var rows []Row
-	row := Row{From: span.First}
-	cells := []byte{}
-	for first := span.First; ; {
-		last := After(first, min(block-1, distance(first, span.Last)))
+func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) (rows []Row) {
+	var cells []byte
+	for first, last := span.First, (netip.Addr{}); last != span.Last; first = last.Next() {
+		last = After(first, min(block-1, distance(first, span.Last)))
 		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses))
-		done := last == span.Last
-		if done || len(cells) == Wide {
-			row.Cells = string(cells)
-			rows = append(rows, row)
-			cells = cells[:0]
-		}
-		if done {
-			return rows
-		}
-		first = last.Next()
-		if len(cells) == 0 {
-			row = Row{From: first}
-		}
 	}
+	for line := range slices.Chunk(cells, Wide) {
+		rows = append(rows, Row{After(span.First, uint64(len(rows))*block*Wide), string(line)})
+	}
+	return rows
 }
 
 // After returns the address n steps later. The caller makes sure that there is one.
@@ -293,19 +272,17 @@ func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses) byte {
 		capacity += both.Size()
 	}
 	uses = since(uses, cell.First)
-	if cell.First == cell.Last {
-		if len(uses) > 0 && uses[0].Addr == cell.First {
-			if letter, ok := letters[uses[0].State]; ok {
-				return letter
-			}
+	single := cell.First == cell.Last
+	if single && len(uses) > 0 && uses[0].Addr == cell.First {
+		if letter, ok := Letters[uses[0].State]; ok {
+			return letter
 		}
-		if capacity == 0 {
-			return None
-		}
-		return Free
 	}
-	if capacity == 0 {
+	switch {
+	case capacity == 0:
 		return None
+	case single:
+		return Free
 	}
 	var n uint64
 	for _, use := range uses {

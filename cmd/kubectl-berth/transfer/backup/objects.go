@@ -50,7 +50,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Objects are Berth's objects of a cluster.
 type Objects struct {
 	Pools  []*v1alpha1.IPPool
 	Claims []*v1alpha1.IPClaim
@@ -59,8 +58,7 @@ type Objects struct {
 	Others []*unstructured.Unstructured
 }
 
-// Kinds returns the kinds of objects of a backup, sorted: all of Berth's but NodeAssignments, which
-// berth-controller makes anew.
+// Kinds are sorted, without NodeAssignments, which berth-controller makes anew.
 func Kinds() []string {
 	return slices.DeleteFunc(v1alpha1.Kinds(), func(kind string) bool { return kind == "NodeAssignment" })
 }
@@ -78,10 +76,8 @@ func anys[T metav1.Object](objects []T) []metav1.Object {
 	return all
 }
 
-// Len returns the number of objects.
 func (o *Objects) Len() int { return len(o.Pools) + len(o.Claims) + len(o.IPs) + len(o.Others) }
 
-// String returns how many objects there are of each kind.
 func (o *Objects) String() string {
 	return fmt.Sprintf("%d IPPools, %d IPClaims, %d FloatingIPs and %d other objects", len(o.Pools), len(o.Claims), len(o.IPs), len(o.Others))
 }
@@ -176,7 +172,6 @@ func (o *Objects) add(fields map[string]any) error {
 	return nil
 }
 
-// Put adds an object.
 func (o *Objects) Put(object *unstructured.Unstructured) (err error) {
 	if object.GetAPIVersion() != v1alpha1.SchemeGroupVersion.String() || !slices.Contains(Kinds(), object.GetKind()) {
 		return fmt.Errorf("a backup has %s %ss, or lists of them", v1alpha1.SchemeGroupVersion, strings.Join(Kinds(), "s, "))

@@ -23,12 +23,9 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Input is the input of a plan.
 type Input struct {
-	// Saved has the objects of the backup, Existing the objects of the cluster.
 	Saved, Existing *Objects
-	// Namespaces of the cluster.
-	Namespaces []string
+	Namespaces      []string
 	// Pods of all namespaces, Workloads at least of the kinds that [OwnerKinds] names.
 	Pods      []*v1.Pod
 	Workloads []Workload
@@ -105,8 +102,7 @@ type planner struct {
 	namespaces map[string]bool
 	owners     map[ownerName]types.UID
 	pods       map[types.NamespacedName]*v1.Pod
-	// pools, claims and ips are the existing objects, savedPools and savedClaims come from
-	// the backup.
+	// pools, claims and ips exist, savedPools and savedClaims are of the backup.
 	pools, savedPools   map[string]*v1alpha1.IPPool
 	claims, savedClaims map[types.NamespacedName]*v1alpha1.IPClaim
 	ips                 map[string]*v1alpha1.FloatingIP
@@ -262,12 +258,10 @@ func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
 }
 
 func (p *planner) stored(t time.Time) *metav1.Time {
-	up := metav1.NewTime(t.Add(time.Second - 1).Truncate(time.Second))
-	return &up
+	return new(metav1.NewTime(t.Add(time.Second - 1).Truncate(time.Second)))
 }
 
-// holder returns the pod that holds the address by the backup and still runs, or nil. The
-// pod's own annotation does not count.
+// holder returns the pod that holds the address by the backup, not by its annotation, and runs.
 func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
 	if saved.Spec.Pod == nil || saved.Spec.Owner == nil {
 		return nil
@@ -327,9 +321,7 @@ func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	switch {
 	case is.Reserved != want.Reserved:
 		conflict("now it is %s", state(is))
-	case is.Reserved:
-		item.Action = plan.Same
-	case want.Owner == nil && is.Owner == nil:
+	case is.Reserved, want.Owner == nil && is.Owner == nil:
 		item.Action = plan.Same
 	case want.Owner == nil && want.ReleasedAt != nil:
 		item.Action, item.Note = plan.Stale, "in use again: now it is "+state(is)
@@ -366,8 +358,7 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 	return "retained for " + spec.Owner.Text()
 }
 
-// lateHolder is a live pod that got an address after the backup, and the index of this
-// address among the pod's addresses.
+// lateHolder is a live pod that got an address after the backup, as its index-th one.
 type lateHolder struct {
 	pod   *v1.Pod
 	index int
@@ -414,7 +405,7 @@ func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	}
 	for _, ip := range pod.Status.PodIPs {
 		addr, err := netip.ParseAddr(ip.IP)
-		if err != nil || p.poolOf(addr) == nil {
+		if err != nil || p.snapshot.PoolOf(addr) == nil {
 			return nil, nil
 		}
 		told = append(told, v1alpha1.NameOf(addr))
@@ -424,22 +415,14 @@ func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	}
 	names, _ := podrequest.NamesOf(pod)
 	for _, name := range names {
-		if addr, err := v1alpha1.AddrOf(name); err == nil && !slices.Contains(told, name) && p.poolOf(addr) != nil && int64(len(told)+len(also)) < wants {
+		if addr, err := v1alpha1.AddrOf(name); err == nil && !slices.Contains(told, name) && p.snapshot.PoolOf(addr) != nil && int64(len(told)+len(also)) < wants {
 			also = append(also, name)
 		}
 	}
 	return told, also
 }
 
-func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
-	if home, ok := p.snapshot.Home(addr); ok {
-		return p.snapshot.Pools()[home]
-	}
-	return nil
-}
-
-// lateAddress decides about an address that a live pod got after the backup; saved is the
-// backup's record of it, or nil.
+// lateAddress is of a live pod that got it after the backup, which may have another record.
 func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.FloatingIP) plan.Item {
 	pod := late.pod
 	if saved != nil {
@@ -449,20 +432,20 @@ func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.Floa
 			return item
 		}
 	}
-	item := plan.Item{Action: plan.Create, Kind: "FloatingIP", Name: name}
+	item := plan.Item{Action: plan.Create, Kind: "FloatingIP", Name: name, IP: p.podsOwn(name, late)}
+	reserve := func(format string, args ...any) {
+		item.IP.Spec.Reserved, item.Decide = true, true
+		item.Note = fmt.Sprintf(format, args...) + ": reserved until you set spec.reserved to false; then it is freed with its pod"
+	}
 	switch {
 	case late.said:
-		item.IP = p.podsOwn(name, late)
-		item.IP.Spec.Reserved, item.Decide = true, true
-		item.Note = fmt.Sprintf("pod %s says that it runs with it, which its user can write: reserved until you set spec.reserved to false; then it is freed with its pod", pod.Name)
+		reserve("pod %s says that it runs with it, which its user can write", pod.Name)
 	case saved != nil && isOf(&saved.Spec, pod):
 		item.IP, item.Note = p.successor(saved, late), "another pod had it in the backup"
 	case saved == nil || p.wanted(saved).stale:
-		item.IP, item.Note = p.podsOwn(name, late), "its pod got it after the backup: freed with the pod"
+		item.Note = "its pod got it after the backup: freed with the pod"
 	default:
-		item.IP = p.podsOwn(name, late)
-		item.IP.Spec.Reserved, item.Decide = true, true
-		item.Note = fmt.Sprintf("pod %s runs with it, in the backup it is %s: reserved until you set spec.reserved to false; then it is freed with its pod", pod.Name, state(&saved.Spec))
+		reserve("pod %s runs with it, in the backup it is %s", pod.Name, state(&saved.Spec))
 	}
 	switch existing := p.ips[name]; {
 	case existing == nil:
@@ -514,8 +497,7 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 	return ip
 }
 
-// podsOwn returns the record of an address with the pod itself as the owner: no other
-// owner was recorded, and none is guessed.
+// podsOwn records the pod itself as the owner: no other was recorded, and none is guessed.
 func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 	addr, _ := v1alpha1.AddrOf(name) // wired has read it
 	pod := late.pod
@@ -527,7 +509,7 @@ func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 		Node:          pod.Spec.NodeName,
 		ReleasePolicy: v1alpha1.ReleasePodDeleted, Since: new(v1alpha1.FloatingIPSpec).NextSince(p.input.Now),
 	}
-	if pool := p.poolOf(addr); pool != nil {
+	if pool := p.snapshot.PoolOf(addr); pool != nil {
 		spec.Pool, spec.ExternallyAssigned = pool.Name, pool.ExternalAssigner
 		spec.Network = pool.Network()
 	}

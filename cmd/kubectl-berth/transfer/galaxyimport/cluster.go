@@ -91,8 +91,7 @@ func (c *cluster) live(uid types.UID) *v1.Pod {
 	return nil
 }
 
-// holder returns the live pod that uses an address. agrees says that it is the pod of
-// Galaxy's record.
+// holder returns the live pod that uses an address. agrees: it is that of Galaxy's record.
 func (c *cluster) holder(addr netip.Addr, key galaxy.Key, attributes galaxy.Attributes) (pod *v1.Pod, agrees bool) {
 	if attributes.PodUID != "" {
 		if pod := c.live(attributes.PodUID); pod != nil {

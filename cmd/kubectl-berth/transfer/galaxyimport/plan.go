@@ -55,7 +55,6 @@ const (
 // owners find them by name.
 const NilUID = v1alpha1.NilUID
 
-// Input is the input of a plan.
 type Input struct {
 	// Subnets, IPs and Pools are Galaxy's state.
 	Subnets []galaxy.Subnet
@@ -68,7 +67,6 @@ type Input struct {
 	// Kinds has the kinds that the cluster serves, by name in lower case.
 	Kinds map[string][]schema.GroupVersionKind
 
-	// Existing objects of Berth.
 	ExistingPools  []*v1alpha1.IPPool
 	ExistingClaims []*v1alpha1.IPClaim
 	ExistingIPs    []*v1alpha1.FloatingIP
@@ -76,9 +74,7 @@ type Input struct {
 	Options Options
 }
 
-// Options are the options of an import.
 type Options struct {
-	// PoolPrefix is the prefix of the names of IPPools.
 	PoolPrefix string
 	// EnablePools lets Berth allocate from the pools as soon as they exist.
 	EnablePools bool
@@ -88,8 +84,7 @@ type Options struct {
 	// ReserveOrphans reserves addresses that Galaxy retains for an owner that
 	// cannot be found, instead of leaving them out.
 	ReserveOrphans bool
-	// ClaimNamespaces has, by Galaxy pool, the namespace of the claim that gets the
-	// pool's addresses without a pod.
+	// ClaimNamespaces are, by Galaxy pool, of the claims that get its addresses without a pod.
 	ClaimNamespaces map[string]string
 }
 
@@ -98,8 +93,7 @@ type Workload struct {
 	schema.GroupVersionKind
 	Namespace, Name string
 	UID             types.UID
-	// Controller of the workload, or nil.
-	Controller *metav1.OwnerReference
+	Controller      *metav1.OwnerReference
 }
 
 // The types of package plan. In an import, Update means that the object exists without a live pod,
@@ -148,13 +142,10 @@ func (p *planner) note(format string, args ...any) {
 	p.plan.Notes = append(p.plan.Notes, fmt.Sprintf(format, args...))
 }
 
-// planIPs decides about each of Galaxy's records, and about addresses that live pods have
-// without a record.
+// planIPs decides about Galaxy's records, and addresses that live pods have without one.
 func (p *planner) planIPs() []Item {
-	var (
-		items []Item
-		known = map[netip.Addr]bool{}
-	)
+	var items []Item
+	known := map[netip.Addr]bool{}
 	type recorded struct {
 		addr   netip.Addr
 		record *galaxy.FloatingIP
@@ -245,10 +236,8 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 			ip.Spec.Since = &metav1.Time{Time: since.UTC()}
 		}
 	}
-	if home, ok := p.snapshot.Home(addr); ok {
-		pool := p.snapshot.Pools()[home]
-		ip.Spec.Pool = pool.Name
-		ip.Spec.Network = pool.Network()
+	if pool := p.snapshot.PoolOf(addr); pool != nil {
+		ip.Spec.Pool, ip.Spec.Network = pool.Name, pool.Network()
 	}
 	return ip
 }
@@ -316,12 +305,16 @@ const decideYourself = "find the pod that the node routes it to, then correct Ga
 // contested decides about an address if a pod's annotation contradicts Galaxy's record or
 // another pod. The annotation alone proves nothing, because the pod's author can write it.
 func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) (action, string) {
-	reason += ": " + decideYourself
-	if p.input.Options.ReserveOrphans {
-		ip.Spec.Reserved, ip.Spec.Network = true, nil
-		return plan.Create, plan.Join(append([]string{"reserved: " + reason}, notes...)...)
+	return p.leave(ip, plan.Conflict, append([]string{reason + ": " + decideYourself}, notes...)...)
+}
+
+// leave leaves an address out, or reserves it.
+func (p *planner) leave(ip *v1alpha1.FloatingIP, as action, notes ...string) (action, string) {
+	if !p.input.Options.ReserveOrphans {
+		return as, plan.Join(notes...)
 	}
-	return plan.Conflict, plan.Join(append([]string{reason}, notes...)...)
+	ip.Spec.Reserved, ip.Spec.Network = true, nil
+	return plan.Create, "reserved: " + plan.Join(notes...)
 }
 
 type held struct {
@@ -329,20 +322,16 @@ type held struct {
 	policy galaxy.Policy
 }
 
-// hold records an address for the live pod that uses it, by Galaxy's record or, without a
-// record, by the pod's annotations.
+// hold records an address for its live pod, by Galaxy's record or the pod's annotations.
 func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) (action, string) {
 	pool := pod.Annotations[galaxy.AnnotationPool]
 	policy := galaxy.PolicyNamed(pod.Annotations[galaxy.AnnotationReleasePolicy])
 	if by != nil {
 		pool, policy = by.key.Pool, policyOf(by.policy, policy)
 	}
-	if pool != "" {
-		if err := galaxy.CheckClaimName(pool); err != nil {
-			policy = v1alpha1.ReleaseNever
-			notes = append(notes, fmt.Sprintf("given to its workload: Galaxy's pool %v", err))
-			pool = ""
-		}
+	if err := galaxy.CheckClaimName(pool); pool != "" && err != nil {
+		pool, policy = "", v1alpha1.ReleaseNever
+		notes = append(notes, fmt.Sprintf("given to its workload: Galaxy's pool %v", err))
 	}
 	if pool != "" {
 		p.giveToClaim(ip, pod.Namespace, pool)
@@ -384,11 +373,7 @@ func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.R
 }
 
 func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) (action, string) {
-	if !p.input.Options.ReserveOrphans {
-		return plan.Skip, plan.Join(reason)
-	}
-	ip.Spec.Reserved, ip.Spec.Network = true, nil
-	return plan.Create, plan.Join("reserved: " + reason)
+	return p.leave(ip, plan.Skip, reason)
 }
 
 func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) (action, string) {
@@ -428,8 +413,7 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 	return plan.Create, plan.Join(notes...)
 }
 
-// compare compares the existing object of an address with the wanted one. recorded says
-// that Galaxy has a record of the address.
+// compare compares an address with the wanted one. recorded: Galaxy has a record of it.
 func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (action, string) {
 	if wanted.Spec.Reserved || existing.Spec.Reserved {
 		if wanted.Spec.Reserved == existing.Spec.Reserved {
@@ -455,20 +439,29 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 	if !sameOwner {
 		return plan.Conflict, "in Berth, it belongs to " + ownerText(existing)
 	}
-	var fields []string
-	if podUID(wanted) != podUID(existing) {
-		fields = append(fields, "pod")
+	return compared([]field{
+		{"pod", podUID(wanted) == podUID(existing)},
+		{"releasePolicy", cmp.Or(existing.Spec.ReleasePolicy, v1alpha1.ReleasePodDeleted) == wanted.Spec.ReleasePolicy},
+		{"owner.uid", wanted.Spec.Owner.UID == existing.Spec.Owner.UID || wanted.Spec.Owner.UID == NilUID},
+	})
+}
+
+type field struct {
+	name string
+	same bool
+}
+
+func compared(fields []field) (action, string) {
+	var differ []string
+	for _, field := range fields {
+		if !field.same {
+			differ = append(differ, field.name)
+		}
 	}
-	if cmp.Or(existing.Spec.ReleasePolicy, v1alpha1.ReleasePodDeleted) != wanted.Spec.ReleasePolicy {
-		fields = append(fields, "releasePolicy")
-	}
-	if wanted.Spec.Owner.UID != existing.Spec.Owner.UID && wanted.Spec.Owner.UID != NilUID {
-		fields = append(fields, "owner.uid")
-	}
-	if len(fields) == 0 {
+	if len(differ) == 0 {
 		return plan.Same, ""
 	}
-	return plan.Differs, "in " + strings.Join(fields, ", ")
+	return plan.Differs, "in " + strings.Join(differ, ", ")
 }
 
 func podUID(ip *v1alpha1.FloatingIP) types.UID {

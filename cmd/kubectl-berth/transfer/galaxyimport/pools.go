@@ -34,10 +34,8 @@ func (p *planner) planPools() ([]Item, error) {
 		return nil, err
 	}
 	existing := plan.Index(p.input.ExistingPools, (*v1alpha1.IPPool).GetName)
-	var (
-		items   []Item
-		created []*v1alpha1.IPPool
-	)
+	var items []Item
+	var created []*v1alpha1.IPPool
 	for _, pool := range wanted {
 		item := Item{Action: plan.Create, Kind: kindPool, Name: pool.Name, Pool: pool}
 		if there := existing[pool.Name]; there != nil {
@@ -82,10 +80,8 @@ func (p *planner) compile(created []*v1alpha1.IPPool) *pools.Snapshot {
 }
 
 func (p *planner) wantedPools() ([]*v1alpha1.IPPool, error) {
-	var (
-		wanted []*v1alpha1.IPPool
-		errs   []error
-	)
+	var wanted []*v1alpha1.IPPool
+	var errs []error
 	for i := range p.input.Subnets {
 		subnet := &p.input.Subnets[i]
 		for _, note := range subnet.Notes {
@@ -125,14 +121,12 @@ func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alph
 		},
 		Spec: v1alpha1.IPPoolSpec{
 			Subnet:           subnet.Prefix.String(),
+			Ranges:           iprange.Texts(ranges),
 			Gateway:          subnet.Gateway.String(),
 			VLAN:             subnet.VLAN,
 			ExternalAssigner: p.input.Options.ExternalAssigner,
 			Disabled:         !p.input.Options.EnablePools,
 		},
-	}
-	for _, r := range ranges {
-		pool.Spec.Ranges = append(pool.Spec.Ranges, r.String())
 	}
 	for _, nodes := range subnet.NodeSubnets {
 		pool.Spec.NodeSubnets = append(pool.Spec.NodeSubnets, nodes.String())
@@ -140,29 +134,16 @@ func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alph
 	return pool
 }
 
-// comparePools compares the fields that follow from Galaxy's configuration. The
-// administrator may change the others.
+// comparePools compares what follows from Galaxy's configuration. Others may differ.
 func comparePools(wanted, existing *v1alpha1.IPPool) (action, string) {
-	var fields []string
-	for _, field := range []struct {
-		name string
-		same bool
-	}{
+	return compared([]field{
 		{"subnet", wanted.Spec.Subnet == existing.Spec.Subnet},
 		{"ranges", slices.Equal(wanted.Spec.Ranges, existing.Spec.Ranges)},
 		{"gateway", wanted.Spec.Gateway == existing.Spec.Gateway},
 		{"mode", existing.Spec.Mode != v1alpha1.NetworkRouted},
 		{"vlan", wanted.Spec.VLAN == existing.Spec.VLAN},
 		{"nodeSubnets", slices.Equal(wanted.Spec.NodeSubnets, existing.Spec.NodeSubnets)},
-	} {
-		if !field.same {
-			fields = append(fields, field.name)
-		}
-	}
-	if len(fields) == 0 {
-		return plan.Same, ""
-	}
-	return plan.Differs, "in " + strings.Join(fields, ", ")
+	})
 }
 
 const maxClaimSize = 10000
@@ -173,8 +154,7 @@ type claim struct {
 	small bool
 }
 
-// giveToClaim makes a claim the owner of an address. If the claim exists, its own release
-// policy applies.
+// giveToClaim makes a claim the owner. One that exists has its own release policy.
 func (p *planner) giveToClaim(ip *v1alpha1.FloatingIP, namespace, name string) {
 	id := types.NamespacedName{Namespace: namespace, Name: name}
 	owner := &v1alpha1.Owner{
@@ -222,8 +202,7 @@ func poolUsers(input *Input) map[string][]string {
 	return users
 }
 
-// namespaceOf returns the namespace of the claim that gets a pool's addresses without a
-// pod.
+// namespaceOf returns that of the claim that gets a pool's addresses without a pod.
 func (p *planner) namespaceOf(pool string) (string, error) {
 	if namespace := p.input.Options.ClaimNamespaces[pool]; namespace != "" {
 		return namespace, nil
@@ -238,8 +217,7 @@ func (p *planner) namespaceOf(pool string) (string, error) {
 	}
 }
 
-// planClaims decides about the claims that addresses are given to, and about
-// Galaxy pools without addresses.
+// planClaims decides about claims that get addresses, and Galaxy pools without any.
 func (p *planner) planClaims() []Item {
 	objects := map[string]*galaxy.Pool{}
 	var items []Item
@@ -294,8 +272,7 @@ func (p *planner) planClaim(id types.NamespacedName, c *claim, object *galaxy.Po
 	return item
 }
 
-// claimSize returns the size of the claim for a Galaxy pool. Only the claim of a pool with
-// one namespace gets the pool's whole size.
+// claimSize is the whole of a Galaxy pool's only where one namespace uses it.
 func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Pool) (size int, preallocate bool, note string) {
 	users := p.poolUsers[id.Name]
 	switch {
@@ -311,8 +288,7 @@ func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Po
 	return object.Size, object.PreAllocateIP, ""
 }
 
-// guardClaims skips addresses without a pod of claims that are too small, because they
-// would be freed at once.
+// guardClaims skips unheld addresses of claims that are too small, which would be freed at once.
 func (p *planner) guardClaims(items []Item) {
 	for i := range items {
 		item := &items[i]

@@ -19,26 +19,18 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Action is the action for one object.
 type Action string
 
-// The actions.
 const (
-	// Create: the object is missing.
-	Create Action = "create"
-	// Update: it exists without a live pod, and another pod or owner has precedence.
-	Update Action = "update"
-	// Same: it exists as it would be created.
-	Same Action = "same"
-	// Differs: it exists, for the same owner, and is left as it is.
-	Differs Action = "differs"
+	Create  Action = "create"  // the object is missing
+	Update  Action = "update"  // it exists without a live pod, and another pod or owner has precedence
+	Same    Action = "same"    // it exists as it would be created
+	Differs Action = "differs" // it exists, for the same owner, and is left as it is
 	// Conflict: it exists for another owner, or contradicts existing objects. The user
 	// must decide.
 	Conflict Action = "conflict"
-	// Stale: it is not created, because the address would be free by now.
-	Stale Action = "stale"
-	// Skip: it cannot be created. The user must decide.
-	Skip Action = "skip"
+	Stale    Action = "stale" // it is not created, because the address would be free by now
+	Skip     Action = "skip"  // it cannot be created. The user must decide
 )
 
 // Actions lists all actions in display order.
@@ -62,16 +54,12 @@ type Item struct {
 	Seen *v1alpha1.FloatingIP
 }
 
-// Plan is a list of items with notes.
 type Plan struct {
-	// Items are in the order pools, claims, others, addresses; these are sorted by number, all
-	// others by name.
+	// Items are pools, claims, others by name, and addresses by number.
 	Items []Item
-	// Notes concern the plan as a whole.
 	Notes []string
 }
 
-// Count returns the number of items of a kind, by action.
 func (p *Plan) Count(kind string) map[Action]int {
 	count := map[Action]int{}
 	for i := range p.Items {
@@ -82,7 +70,6 @@ func (p *Plan) Count(kind string) map[Action]int {
 	return count
 }
 
-// Undecided returns the number of items that the user must decide about.
 func (p *Plan) Undecided() int {
 	n := 0
 	for i := range p.Items {
@@ -93,7 +80,6 @@ func (p *Plan) Undecided() int {
 	return n
 }
 
-// ToWrite returns the items of a kind that are created or updated.
 func (p *Plan) ToWrite(kind string) (items []*Item) {
 	for i := range p.Items {
 		if item := &p.Items[i]; item.Kind == kind && (item.Action == Create || item.Action == Update) {
@@ -139,7 +125,6 @@ func Fields(object any) (*unstructured.Unstructured, error) {
 	return &unstructured.Unstructured{Object: fields}, nil
 }
 
-// FullName returns namespace and name.
 func (i *Item) FullName() string {
 	if i.Namespace == "" {
 		return i.Name
@@ -152,12 +137,10 @@ func Join(notes ...string) string {
 	return strings.Join(slices.DeleteFunc(notes, func(note string) bool { return note == "" }), "; ")
 }
 
-// IsLive reports whether a pod is bound to a node and has not finished.
 func IsLive(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
-// Index returns objects by their keys.
 func Index[T any, K comparable](all []T, key func(T) K) map[K]T {
 	index := make(map[K]T, len(all))
 	for _, object := range all {
@@ -166,12 +149,10 @@ func Index[T any, K comparable](all []T, key func(T) K) map[K]T {
 	return index
 }
 
-// KeyOf returns namespace and name of an object.
 func KeyOf[T metav1.Object](object T) types.NamespacedName {
 	return types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}
 }
 
-// Writes reports whether the plan creates or updates any object.
 func (p *Plan) Writes() bool {
 	return slices.ContainsFunc(p.Items, func(item Item) bool { return item.Action == Create || item.Action == Update })
 }

@@ -5,6 +5,7 @@ package policy
 import (
 	"cmp"
 	"hash/maphash"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -57,8 +58,6 @@ type collection struct {
 	// set has the members; if dirty, without the latest changes.
 	set   *ruleset.Set
 	dirty bool
-	// used is the last pass that found the set in use.
-	used uint64
 }
 
 // each calls do for each member that a pod adds to the collection.
@@ -108,14 +107,12 @@ func (c *collection) remove(pod *Pod, extra []netip.Addr) {
 	})
 }
 
-// removeNamespace removes all pods of a namespace.
 func (c *collection) removeNamespace(name string) {
 	hash, before := hashOf(name), len(c.members)
 	c.members = slices.DeleteFunc(c.members, func(m member) bool { return m.owner.namespace == hash })
 	c.dirty = c.dirty || len(c.members) < before
 }
 
-// sort sorts the members after new members were appended.
 func (c *collection) sort() {
 	slices.SortFunc(c.members, compareMembers)
 	c.members = slices.Clip(slices.Compact(c.members))
@@ -148,7 +145,6 @@ func (c *collection) current() *ruleset.Set {
 	return c.set
 }
 
-// peer is a selection of pods in rules, with its sets that are in use.
 type peer struct {
 	podSelection
 	name        string // its key
@@ -240,23 +236,168 @@ func (d *directory) in(namespace string, labels map[string]string, known bool) [
 	return found
 }
 
-// each calls do for each peer of the scopes to which a pod belongs.
-func each(scopes []*scopePeers, labels map[string]string, do func(*peer)) {
-	for _, s := range scopes {
-		for _, p := range s.others {
+// each calls do for each set of the scopes' peers to which a pod with these labels belongs.
+func each(scopes []*scopePeers, labels map[string]string, do func(*collection)) {
+	some := func(peers []*peer) {
+		for _, p := range peers {
 			if p.pods.matches(labels) {
-				do(p)
-			}
-		}
-		if len(s.byLabel) == 0 {
-			continue
-		}
-		for key, value := range labels {
-			for _, p := range s.byLabel[label{key, value}] {
-				if p.pods.matches(labels) {
-					do(p)
+				for _, c := range p.collections {
+					do(c)
 				}
 			}
 		}
 	}
+	for _, s := range scopes {
+		some(s.others)
+		if len(s.byLabel) == 0 {
+			continue
+		}
+		for key, value := range labels {
+			some(s.byLabel[label{key, value}])
+		}
+	}
+}
+
+// relabeled adds the pods of a namespace to sets that now select the namespace, and removes them
+// from sets that no longer do.
+func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
+	delete(x.directory.found, name)
+	var came []*scopePeers
+	for _, s := range x.directory.scopes {
+		// A namespace that is not known does not count, even if its pods are known already.
+		was, is := known && s.matches(name, last, true), knows && s.matches(name, labels, true)
+		switch {
+		case s.namespace != "" || was == is:
+		case is:
+			came = append(came, s)
+		default:
+			for _, p := range s.peers() {
+				for _, c := range p.collections {
+					c.removeNamespace(name)
+				}
+			}
+		}
+	}
+	grown := map[*collection]bool{}
+	x.read(name, came, func(c *collection) bool {
+		if c.filled {
+			grown[c] = true
+		}
+		return c.filled
+	})
+	for c := range grown {
+		c.sort()
+		c.dirty = true
+	}
+	for _, l := range x.locals {
+		if l.Namespace == name && len(x.policies[""]) > 0 {
+			l.stale, x.stale = true, true
+		}
+	}
+}
+
+// read appends the pods of a namespace to those sets of the scopes' peers that want them.
+func (x *Index) read(namespace string, scopes []*scopePeers, wants func(*collection) bool) {
+	if len(scopes) == 0 {
+		return
+	}
+	for pod := range x.cluster.Pods(namespace) {
+		extra := x.extra(pod)
+		each(scopes, pod.Labels, func(c *collection) {
+			if wants(c) {
+				c.append(pod, extra)
+			}
+		})
+	}
+}
+
+// peers lists the peers; one that requires one of several values of a label may be there again.
+func (s *scopePeers) peers() []*peer {
+	return slices.Concat(s.others, slices.Concat(slices.Collect(maps.Values(s.byLabel))...))
+}
+
+// member calls do for all sets to which a pod belongs.
+func (x *Index) member(pod *Pod, do func(*collection, *Pod, []netip.Addr)) {
+	labels, known := x.namespaces[pod.Namespace]
+	extra := x.extra(pod)
+	each(x.directory.in(pod.Namespace, labels, known), pod.Labels, func(c *collection) {
+		if c.filled {
+			do(c, pod, extra)
+		}
+	})
+}
+
+// extra returns the addresses of a pod from the agent's record.
+func (x *Index) extra(pod *Pod) []netip.Addr {
+	if l := x.locals[pod.UID]; l != nil {
+		return l.Addresses
+	}
+	return nil
+}
+
+func (x *Index) peer(selection podSelection) *peer {
+	key := selection.key()
+	p := x.peers[key]
+	if p == nil {
+		p = &peer{podSelection: selection, name: key, collections: map[elementKind]*collection{}}
+		x.peers[key] = p
+		x.directory.add(p)
+	}
+	return p
+}
+
+// collection returns a set of a peer, and makes it if necessary.
+func (x *Index) collection(selection podSelection, w elementKind) *collection {
+	p := x.peer(selection)
+	c := p.collections[w]
+	if c == nil {
+		prefix := "a"
+		identity := p.name
+		if w.port.name != "" {
+			prefix = "n"
+			identity += "|" + w.port.text()
+		}
+		c = &collection{elementKind: w, peer: p, name: w.family.Name(prefix) + "-" + hash(identity)}
+		p.collections[w] = c
+		x.unfilled[c] = true
+	}
+	return c
+}
+
+func (x *Index) drop(c *collection) {
+	delete(x.unfilled, c)
+	delete(c.peer.collections, c.elementKind)
+	if len(c.peer.collections) == 0 {
+		delete(x.peers, c.peer.name)
+		x.directory.remove(c.peer)
+	}
+}
+
+// fill reads new sets from the cluster, each namespace once.
+func (x *Index) fill() {
+	if len(x.unfilled) == 0 {
+		return
+	}
+	wanted := newDirectory()
+	seen := map[*peer]bool{}
+	for c := range x.unfilled {
+		if !seen[c.peer] {
+			seen[c.peer] = true
+			wanted.add(c.peer)
+		}
+	}
+	isNew := func(c *collection) bool { return !c.filled }
+	for name, labels := range x.namespaces {
+		x.read(name, wanted.in(name, labels, true), isNew)
+	}
+	for _, s := range wanted.scopes {
+		if _, known := x.namespaces[s.namespace]; s.namespace != "" && !known {
+			x.read(s.namespace, wanted.in(s.namespace, nil, false), isNew)
+		}
+	}
+	for c := range x.unfilled {
+		c.sort()
+		c.filled, c.dirty = true, true
+	}
+	clear(x.unfilled)
 }
