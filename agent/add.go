@@ -183,6 +183,9 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
 // mayTake waits until this node may answer for the addresses of the record, of which it carries
 // none yet. Its error is addressconflict.ErrConflict where a host outside of the cluster has one.
 func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
+	if record.Standby {
+		return a.twins.mayStand(record)
+	}
 	targets, release, err := a.toProbe(record)
 	defer release()
 	if err != nil {
@@ -247,9 +250,10 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.Policies.Attached(policedID(record))
 	a.Egress.Attached(policedID(record))
-	if len(record.Addresses()) > 0 {
+	if len(record.Addresses()) > 0 && !record.Standby {
 		a.holdings.announcer.Later(record)
 	}
 	a.holdings.carry(ctx, record, true)
+	a.twins.soon.Send()
 	a.TellSoon()
 }

@@ -43,6 +43,7 @@ type Agent struct {
 	defence     *defence
 	silence     *deadManSwitch
 	early       *earlyStarts
+	twins       *twins
 }
 
 // New returns an Agent that is idle until Run and the first call.
@@ -83,6 +84,7 @@ func New(o Options) *Agent {
 		records: r, holdings: h, repairs: repairs, witness: &witness{r, h, w, loose},
 		started: time.Now(), withdrawals: w, attachments: t, links: links, orphans: loose, lost: &lostRecords{r},
 		defence: &defence{records: r, holdings: h, withdrawals: w, heard: h.answerer.Claims()}, silence: &deadManSwitch{r, h}, early: &earlyStarts{holdings: h, unused: loose.removeLoose},
+		twins: &twins{holdings: h, soon: wakeup.New()},
 	}
 	repairs.undo = a.undo
 	r.reconciler = reconcile.New(reconcile.Work{
@@ -132,6 +134,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.silence.run(ctx) })
 	// Only now: a node denies what it does not know to carry.
 	group.Go(func() { a.holdings.answerer.Run(ctx) })
+	group.Go(func() { a.twins.run(ctx) })
 	if a.Unicast != nil {
 		group.Go(func() { a.Unicast(ctx, a.holdings.answerer.Heard) })
 	}
@@ -176,6 +179,7 @@ func (a *Agent) Recheck(context.Context) {
 	a.reconciler.SurveySoon()
 	a.reconciler.OrphansSoon()
 	a.ports.CheckSoon()
+	a.twins.soon.Send()
 }
 
 // Came notes that a pod was bound to this node, and has others asked for its
@@ -201,6 +205,7 @@ func (a *Agent) Changed(api.Pod) {
 	a.Shaper.Soon()
 	a.Policies.Soon()
 	a.TellSoon()
+	a.twins.soon.Send()
 }
 
 // Readied notes that a pod became Ready, or is not any more: its addresses may be advertised only
@@ -239,6 +244,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	}
 	a.reconciler.OrphansSoon()
 	a.TellSoon()
+	a.twins.soon.Send()
 	return errors.Join(errs...)
 }
 

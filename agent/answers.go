@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -67,7 +68,8 @@ func (n *answers) Close(ctx context.Context, addr netip.Addr, newest answering.V
 		return n.Assigned.Close(ctx, addr)
 	}
 	ended := ErrNotYet
-	if cause == answering.Newer {
+	other := cause == answering.Newer || cause == answering.Twin
+	if other {
 		ended = podinfo.ErrPodReplaced
 	}
 	var errs []error
@@ -77,8 +79,8 @@ func (n *answers) Close(ctx context.Context, addr netip.Addr, newest answering.V
 			if now.Phase == state.Withdrawn {
 				return nil
 			}
-			err := n.close(now, func(i *nettype.Interface) bool { return cause == answering.Newer || has(&i.Attachment, addr) })
-			if err == nil && cause == answering.Newer {
+			err := n.close(now, func(i *nettype.Interface) bool { return other || has(&i.Attachment, addr) })
+			if err == nil && other {
 				klog.FromContext(ctx).Info("The node does not answer for the addresses of a pod any more, until the API server says whose they are", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 					"podUID", now.Pod.UID, "containerID", now.ContainerID, "ips", addressesOf(now), "ip", addr, "reason", why)
 			}
@@ -103,7 +105,7 @@ func (n *answers) Open(ctx context.Context, addr netip.Addr) error {
 	}
 	var errs []error
 	for _, record := range n.carrying(addr) {
-		if record.Phase != state.Added {
+		if record.Phase != state.Added || record.Standby {
 			continue
 		}
 		if asserted(record) {
@@ -138,7 +140,7 @@ func (n *answers) Reachable(ctx context.Context) error {
 
 // Whose asks the API about the pod that this node has the address for, and withdraws the address
 // where it is another's.
-func (n *answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
+func (n *answers) Whose(ctx context.Context, addr netip.Addr) (v answering.Verdict, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
 	if n.isAssigned(addr) {
@@ -147,11 +149,16 @@ func (n *answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, versio
 	pod, held, err := n.Pods.Holder(ctx, addr)
 	none := errors.Is(err, podinfo.ErrNotHolder)
 	if err != nil && !none {
-		return false, 0, answering.Node{}, err
+		return v, err
 	}
-	mine = !none
 	for _, record := range n.carrying(addr) {
-		if !none && record.Pod.Is(pod) || record.Phase == state.Withdrawn {
+		if record.Phase == state.Withdrawn {
+			continue
+		}
+		if !none && record.Pod.Is(pod) {
+			if err := n.noteTwin(record, addr, held); err != nil {
+				return v, err
+			}
 			continue
 		}
 		reason, err := n.lostWhy(ctx, record)
@@ -159,8 +166,27 @@ func (n *answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, versio
 			err = n.withdrawals.withdraw(ctx, record, reason)
 		}
 		if err != nil {
-			return false, 0, answering.Node{}, err
+			return v, err
 		}
 	}
-	return mine, answering.Version(held.Version), answering.Node{Name: held.LastNode.Name, UID: string(held.LastNode.UID)}, nil
+	return answering.Verdict{
+		Mine: !none && !held.Stands, Stands: held.Stands, Twin: answering.Node{Name: held.Twin},
+		Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode.Name, UID: string(held.LastNode.UID)},
+	}, nil
+}
+
+// noteTwin keeps with the record of a twin by which version the API says that it is one, or that it
+// has the address itself.
+func (n *answers) noteTwin(record *state.Container, addr netip.Addr, now podinfo.Record) error {
+	if old := record.Held[addr]; !old.Twin || now.Stands && old.Version == now.Version {
+		return nil
+	}
+	_, err := n.Store.Update(record.Key(), func(c *state.Container) bool {
+		held := plan.HeldBy(now)
+		held.Newest = c.Held[addr].Newest
+		c.Held[addr], c.Standby = held, c.Standby && now.Stands
+		return true
+	})
+	n.TellSoon()
+	return err
 }

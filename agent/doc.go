@@ -78,6 +78,15 @@
 // When another host of the network claims an address, the agent asks the API whose it is. It
 // announces an address that is still the pod's again, and withdraws one that has moved.
 //
+// # Live migration
+//
+// A pod that is the twin in its FloatingIP (FloatingIPSpec.Twin) is the target of a live migration:
+// ADD makes its link, and the node neither routes to it, nor asks, answers or announces (Standby in
+// its record), until the guest sends its first frame or KubeVirt says that the machine runs here
+// (twin.go). Then package answerer settles with the source's node, which closes the address first.
+// The pod is told of the take-over, for berth-controller to follow. Only pods of berth-veth with
+// addresses of a layer 2 network can stand by.
+//
 // # Reconciliation
 //
 // After a start, every minute and after a change of the node's links the agent compares each record

@@ -118,6 +118,9 @@ func (e *earlyStarts) ask(ctx context.Context, pod podinfo.Pod, s *earlyStart) e
 	if err != nil {
 		return err
 	}
+	if slices.ContainsFunc(s.held, func(h podinfo.Held) bool { return h.Record.Stands }) {
+		return nil // The pod waits for its virtual machine.
+	}
 	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: held}
 	targets, release, err := e.toProbe(record)
 	defer release()

@@ -62,7 +62,7 @@ func (h *holdings) of(record *state.Container, targets []conflict.Target) []answ
 			held := record.Held[addr.Address]
 			all = append(all, answerer.Holding{
 				Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: attachment.Uplink, Gateway: addr.Gateway, OwnMAC: targets[i].Own,
-				Failover: held.Failover, Defended: defended, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
+				Failover: held.Failover, Defended: defended, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID}, Twin: held.Twin,
 			})
 		}
 	}
@@ -124,6 +124,10 @@ func (h *holdings) carry(ctx context.Context, record *state.Container, answers b
 // carryAt is carry where the links are known.
 func (h *holdings) carryAt(record *state.Container, targets []conflict.Target, answers bool) {
 	for _, one := range h.of(record, targets) {
+		if record.Standby {
+			h.answerer.Stand(one)
+			continue
+		}
 		h.answerer.Carry(one, answers, answering.Version(record.Held[one.Address].Newest))
 	}
 	if now := h.Store.Get(record.Key()); now == nil || now.Phase == state.Deleting || now.Phase == state.Withdrawn {

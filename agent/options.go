@@ -153,7 +153,7 @@ type assigned interface {
 	Has(addr netip.Addr) bool
 	Open(addr netip.Addr)
 	Close(ctx context.Context, addr netip.Addr) error
-	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
+	Whose(ctx context.Context, addr netip.Addr) (answering.Verdict, error)
 }
 
 // deadMan has the node fall silent for addresses where it was not called for a time; see package

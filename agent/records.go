@@ -429,4 +429,5 @@ func asserted(record *state.Container) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(record.Held)), isAsserted)
 }
 
-func isAsserted(held state.Held) bool { return held.Newest > held.Version }
+// By its own version the pod's twin has taken the address over.
+func isAsserted(held state.Held) bool { return held.Newest > 0 && held.Newest >= held.Version }

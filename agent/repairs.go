@@ -91,6 +91,10 @@ func (r *repairs) repairAddresses(ctx context.Context, record *state.Container) 
 	if lacks != nil {
 		lacks = r.filterAgain(ctx, record, lacks)
 	}
+	if record.Standby {
+		r.holdings.follow(record)
+		return lacks
+	}
 	if lacks == nil {
 		r.holdings.follow(record)
 		r.holdings.askAbout(ctx, record, r.holdings.conflicts.InConflict) // the other host may have given an address up
@@ -223,7 +227,7 @@ func (r *repairs) restore(ctx context.Context, record *state.Container) error {
 // for that.
 func (r *repairs) setupAgain(ctx context.Context, record *state.Container, leave func(*nettype.Interface) bool) error {
 	return r.withAddresses(ctx, record, state.Added, func(now *state.Container) error {
-		if asserted(now) {
+		if asserted(now) || now.Standby {
 			return nil
 		}
 		var missing error

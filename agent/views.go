@@ -136,6 +136,7 @@ func (r *records) resultOf(record *state.Container) (got v1alpha1.PodResult, err
 	if got.HostPortsStatus, got.PortMapping, err = hostports.Status(record); err == nil && len(record.Attachments) > 1 {
 		got.NetworkStatus, err = networkStatus(record)
 	}
+	got.TookOver = tookOver(record)
 	return got, err
 }
 

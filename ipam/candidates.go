@@ -100,6 +100,9 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 		return nil, ErrNotSynced
 	}
 	workload := request.Owner
+	if request.TwinOf != "" {
+		return i.twinCandidates(request, state)
+	}
 	if request.Claim != "" {
 		var err error
 		if request, err = i.claimed(request); err != nil {
@@ -246,6 +249,9 @@ func (c *Candidates) rejection(nodePools []int, preemption *Preemption) *Rejecti
 		if !c.isWithin(part, nodePools) {
 			return c.unreachable(part)
 		}
+	}
+	if c.request.TwinOf != "" {
+		return nil
 	}
 	err := c.book.Feasible(c.claimant, c.wantsAfter(nodePools, preemption), preemption)
 	if err == nil {

@@ -73,7 +73,11 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 		// The pod may not use that pool, or the node may not be in it.
 		return fmt.Errorf("commit %s of pool %q: it is in pool %q now: %w", a.Addr, a.Pool, pool.Name, ErrConflict)
 	}
-	ip, err := i.write(ctx, r, a, pool, pods)
+	write := i.write
+	if r.request.TwinOf != "" {
+		write = i.writeTwin
+	}
+	ip, err := write(ctx, r, a, pool, pods)
 	if err != nil {
 		return err
 	}
@@ -101,7 +105,7 @@ func (i *IPAM) NeedsAssigner(r *Reservation) bool {
 
 // attach asks the external assigner to attach the address to the pod's node.
 func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, revision uint64) error {
-	if !pool.ExternalAssigner || r.request.isAhead() || r.request.OfService {
+	if !pool.ExternalAssigner || r.request.isAhead() || r.request.OfService || r.request.TwinOf != "" {
 		return nil
 	}
 	if i.assigner == nil {
@@ -221,12 +225,17 @@ func checkGone(ctx context.Context, a *address, pods Pods) error {
 	if a.stored.Owner.PodName != "" {
 		return nil
 	}
-	gone, err := pods.IsGone(ctx, a.stored.Owner.Namespace, a.stored.PodName, a.stored.PodUID)
-	if err != nil {
-		return fmt.Errorf("check whether pod %s/%s, which had %s, is gone: %w", a.stored.Owner.Namespace, a.stored.PodName, a.Addr, err)
-	}
-	if !gone {
-		return fmt.Errorf("commit %s: pod %s/%s still has it: %w", a.Addr, a.stored.Owner.Namespace, a.stored.PodName, ErrConflict)
+	for _, pod := range [][2]string{{a.stored.PodName, a.stored.PodUID}, {a.stored.TwinName, a.stored.TwinUID}} {
+		if pod[1] == "" {
+			continue
+		}
+		gone, err := pods.IsGone(ctx, a.stored.Owner.Namespace, pod[0], pod[1])
+		if err != nil {
+			return fmt.Errorf("check whether pod %s/%s, which had %s, is gone: %w", a.stored.Owner.Namespace, pod[0], a.Addr, err)
+		}
+		if !gone {
+			return fmt.Errorf("commit %s: pod %s/%s still has it: %w", a.Addr, a.stored.Owner.Namespace, pod[0], ErrConflict)
+		}
 	}
 	return nil
 }
@@ -287,7 +296,11 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {
 	var errs []error
 	for _, a := range r.addrs {
-		if err := i.abandon(ctx, a); err != nil && !errors.Is(err, store.ErrChanged) {
+		abandon := i.abandon
+		if r.request.TwinOf != "" {
+			abandon = i.abandonTwin
+		}
+		if err := abandon(ctx, a); err != nil && !errors.Is(err, store.ErrChanged) {
 			errs = append(errs, err)
 		}
 	}

@@ -203,6 +203,9 @@ func (i *IPAM) observe(ip *v1alpha1.FloatingIP, into func(record allocator.Recor
 		owner := record.Owner
 		i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
 	}
+	if record.TwinUID == "" && before.TwinUID != "" {
+		i.tell(Change{Owner: &record.Owner}) // The target of another migration may have waited.
+	}
 	if record.Cooling && record.NamespaceUID != "" && known && before.Owner != (Owner{}) {
 		if pool, ok := i.book.PoolOf(record.Addr); ok {
 			i.tell(Change{Pool: pool, Addr: record.Addr, Namespace: before.Owner.Namespace, More: 1})

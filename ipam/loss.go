@@ -72,7 +72,10 @@ func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods
 	return pods != nil && !record.OfService && question(*pods, record.Owner.Namespace, record.PodName, record.PodUID)
 }
 
-func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record, KnownPods.IsGone) }
+// Gone also asks about the twin. If the twin ends last, the controller writes a new record.
+func (p recordedPods) Gone(record *allocator.Record) bool {
+	return p.ask(record, KnownPods.IsGone) && (record.TwinUID == "" || (*p.known.Load()).IsGone(record.Owner.Namespace, record.TwinName, record.TwinUID))
+}
 
 func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
 

@@ -57,6 +57,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	if pod := ip.Spec.Pod; pod != nil {
 		record.PodName, record.PodUID = pod.Name, string(pod.UID)
 	}
+	if twin := ip.Spec.Twin; twin != nil {
+		record.TwinName, record.TwinUID = twin.Pod.Name, string(twin.Pod.UID)
+	}
 	if service := ip.Spec.Service; service != nil {
 		record.PodName, record.PodUID, record.OfService = service.Name, string(service.UID), true
 	}

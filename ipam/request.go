@@ -30,6 +30,9 @@ type Request struct {
 	// identify the Service. Share is the key by which it shares the addresses with other Services.
 	OfService bool
 	Share     string
+	// TwinOf is the UID of the pod whose addresses the pod will take over in a live migration; empty:
+	// none. The request is for exactly these addresses, which that pod keeps for now.
+	TwinOf string
 	// FixedSet says that the owner keeps addresses for MaxPods pods. While MaxPods pods have
 	// addresses, another pod waits.
 	FixedSet bool

@@ -89,6 +89,9 @@ func (r *Reservation) Committed() []*v1alpha1.FloatingIP {
 // memory, all or none. It fails with a *ShortageError if another pod has taken an
 // address since Candidates. It does not block.
 func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservation, error) {
+	if c.request.TwinOf != "" {
+		return c.reserveTwin(node), nil
+	}
 	taken, err := i.book.Reserve(c.claimant, c.wants(reach.Positions()))
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) {

@@ -67,9 +67,9 @@ type Node interface {
 	// kept in the record; it is zero if no other node has asserted the address. Close blocks for the
 	// kernel and the state file. Its error is ErrCannotClose if another try cannot succeed.
 	Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error
-	// Whose asks the API whether the address still belongs to this node's pod, and withdraws the
-	// address if not.
-	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
+	// Whose asks the API whether the address still belongs to this node's pod, or the pod is a twin,
+	// and withdraws the address if not.
+	Whose(ctx context.Context, addr netip.Addr) (answering.Verdict, error)
 	// Reachable tries until ctx ends whether the API server responds at all.
 	Reachable(ctx context.Context) error
 	// IsCut reports whether an uplink has no carrier. It blocks for the kernel only.
@@ -100,6 +100,8 @@ type Holding struct {
 	Failover bool
 	// Defended: the node answers ARP claims of other hosts to the address.
 	Defended bool
+	// Twin: the pod is the twin of the one that has the address by the record, on Last.
+	Twin bool
 	// Version and Last are from the record; see answering.Take.
 	Version answering.Version
 	Last    answering.Node
@@ -299,7 +301,19 @@ func (a *Answerer) known(n answering.Node) answering.Node {
 // Carry notes that the node has an address of a complete attachment, and whether its kernel answers
 // for it. newest is from the last Close.
 func (a *Answerer) Carry(h Holding, answers bool, newest answering.Version) {
-	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover, Answers: answers, Newest: newest})
+	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover, Answers: answers, Newest: newest, Twin: h.Twin})
+}
+
+// Stand notes that a virtual machine may come to a pod of this node, with an address.
+func (a *Answerer) Stand(h Holding) {
+	a.give(h, answering.Stand{Address: h.Address, Version: h.Version, Holder: h.Last, OwnMAC: macText(h.OwnMAC), Failover: h.Failover})
+}
+
+// Cut notes that the virtual machine of an address has come.
+func (a *Answerer) Cut(addr netip.Addr) {
+	if l := a.of(addr); l != nil {
+		l.note(answering.Cut{Address: addr})
+	}
 }
 
 // Leave notes that the node no longer has addresses of a pod, and that its kernel does not answer
@@ -511,6 +525,8 @@ func given(in answering.Input) netip.Addr {
 		return in.Address
 	case answering.Carry:
 		return in.Address
+	case answering.Stand:
+		return in.Address
 	case answering.Leave:
 		return in.Address
 	}
@@ -555,6 +571,10 @@ func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
 		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, nor half of the nodes that answered it before; the pod of %s may be moved from here", addr)
+	case s.Phase == answering.Standby:
+		return fmt.Sprintf("the virtual machine of %s has yet to come to this node from %s", addr, s.Last.Name)
+	case s.Phase == answering.Closed && s.Cause == answering.Twin:
+		return fmt.Sprintf("the virtual machine of %s runs on %s by now", addr, s.By.Name)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
@@ -629,10 +649,12 @@ func (l *loop) look(ctx context.Context) {
 // assertions of addresses unknown here, with the Hello of their node.
 func (l *loop) wants(m answering.Message) bool {
 	switch {
-	case m.Kind != answering.Assert && m.Kind != answering.Deny, m.To.Name == l.a.self.Name:
+	case m.To.Name == l.a.self.Name:
 		return true
-	case m.Kind == answering.Deny:
+	case m.Kind == answering.Deny || m.Kind == answering.Yield:
 		return false
+	case m.Kind != answering.Assert && m.Kind != answering.TakeOver:
+		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -647,7 +669,7 @@ func (l *loop) hear(m answering.Message, unicast bool) {
 	l.mu.Lock()
 	last := l.standing(m.Address).Last
 	l.mu.Unlock()
-	if m.Kind == answering.Deny && m.From.Is(last) {
+	if (m.Kind == answering.Deny || m.Kind == answering.Yield) && m.From.Is(last) {
 		m.From = last
 	}
 	l.note(answering.Heard{Message: m, Unicast: unicast})
@@ -713,7 +735,7 @@ func (l *loop) step(ctx context.Context) {
 		case answering.Open:
 			l.opens(ctx, out.Address)
 		case answering.Send:
-			if out.Kind != answering.Deny || l.isSilent(ctx, out.Address) {
+			if out.Kind != answering.Deny && out.Kind != answering.Yield || l.isSilent(ctx, out.Address) {
 				messages = append(messages, out.Message)
 			}
 		case answering.Question:
@@ -920,9 +942,10 @@ const askAgain = 500 * time.Millisecond
 func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 	l.asking.Go(func() {
 		for {
-			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
+			v, err := l.a.node.Whose(ctx, q.Address)
 			if err == nil {
-				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: l.a.known(last)})
+				v.Address, v.Number, v.Last = q.Address, q.Number, l.a.known(v.Last)
+				l.note(v)
 				l.note(answering.API{Reachable: true}) // Has the addresses asked for that still have no verdict.
 				return
 			}

@@ -318,14 +318,14 @@ func (h *host) Close(_ context.Context, addr netip.Addr, _ answering.Version, _ 
 	return nil
 }
 
-func (h *host) Whose(context.Context, netip.Addr) (bool, answering.Version, answering.Node, error) {
+func (h *host) Whose(context.Context, netip.Addr) (answering.Verdict, error) {
 	h.wire.mu.Lock()
 	mine, version, err, hang := h.mine, h.version, h.api, h.hang
 	h.wire.mu.Unlock()
 	if hang != nil {
 		<-hang
 	}
-	return mine, version, answering.Node{}, err
+	return answering.Verdict{Mine: mine, Version: version}, err
 }
 
 func (h *host) IsCut(string) (bool, error) {

@@ -288,6 +288,10 @@ func TestWants(t *testing.T) {
 			{answering.Message{Kind: answering.Assert, Address: left}, true},
 			{answering.Message{Kind: answering.Deny, Address: mine, To: peer}, false},
 			{answering.Message{Kind: answering.Deny, Address: mine, To: self}, true},
+			{answering.Message{Kind: answering.TakeOver, Address: other, To: peer}, false},
+			{answering.Message{Kind: answering.TakeOver, Address: mine, To: peer}, true},
+			{answering.Message{Kind: answering.Yield, Address: mine, To: peer}, false},
+			{answering.Message{Kind: answering.Yield, Address: mine, To: self}, true},
 		} {
 			if got := wants(test.message); got != test.want {
 				t.Errorf("it wants %+v: %t", test.message, got)

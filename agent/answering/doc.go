@@ -30,9 +30,20 @@
 //     of pods that asked for failover. Only a node with such pods checks this: it asks the gateway;
 //     if the gateway is silent, it tries the API; if the API is silent, too, it calls its peers.
 //     Its peers are the nodes that answered its calls while it reached the gateway or the API.
+//   - The virtual machine is where its address is. If a virtual machine migrates, the API names the
+//     target's pod as the twin of the address's pod. The twin stands by: it neither asserts nor
+//     answers. As soon as the machine runs there, by the first frame of its guest, the twin says so:
+//     TakeOver is its assertion by the version of the record that it knows, also against a node that
+//     has the address by the same version. That node asks the API first, as for any newer record,
+//     unless it knows the twin from the API. It closes the address before it says Yield, and the
+//     twin answers at once: a node that answered until then proves that nobody else does. A node
+//     that did not answer says Deny, and the twin asks as any node. Until the API has followed, the
+//     twin repeats TakeOver twice a second and in reply to each assertion by its own version, and
+//     the other node stays closed: it answers again by a newer record alone that names no such twin.
+//     While a record names a twin the API's word alone opens nothing.
 //   - Fresh answers. Anybody on the segment can repeat earlier messages. An assertion stays true. A
-//     denial and an answer to a call are true of a moment: each has the nonce of the question, and
-//     is as old as the question.
+//     denial, a Yield and an answer to a call are true of a moment: each has the nonce of the
+//     question, and is as old as the question.
 //
 // The word assertion is from PIM (RFC 7761, section 4.6): by Assert messages its routers agree on
 // the router that forwards to a segment. There the better metric wins.

@@ -45,7 +45,9 @@ type judge struct {
 	// gateway, and nobody answers. The index is the record's.
 	waits map[int]Duration
 	moves int
-	seen  []sight
+	// cuts is how often a virtual machine came to a twin.
+	cuts int
+	seen []sight
 	// pairs: two answered at the last look.
 	pairs bool
 }
@@ -125,12 +127,19 @@ func (j *judge) closed(n *node, addr netip.Addr, cause Cause, answered bool) {
 	w, r := j.w, j.w.record(addr)
 	switch cause {
 	case Newer:
-		if r.node == n && r.pod == n.state[addr].pod && !w.forged[addr] {
+		// The source of a migration may know a record that is newer than the twin's, and not know that it
+		// had given the address away meanwhile.
+		if c := n.state[addr]; r.node == n && r.pod == c.pod && !w.forged[addr] && !c.took && (r.twin == nil || !r.twin.has) && c.version >= r.since {
 			w.fail("%s closed %s, which is its own", n.id.Name, addr)
 		}
 		since, reaches := j.api[n.index]
 		if r.node == n && r.pod == n.state[addr].pod && answered && w.quick && reaches && w.now-max(since, j.lives[n.index]) > 5*time.Second {
 			w.fail("%s closed %s, which is its own, before it asked the API, which answers at once", n.id.Name, addr)
+		}
+	case Twin:
+		since, reaches := j.api[n.index]
+		if c := n.state[addr]; r.twin == nil && r.node == n && r.pod == c.pod && c.version >= r.since && answered && !w.forged[addr] && w.quick && reaches && w.now-max(since, j.lives[n.index]) > 5*time.Second {
+			w.fail("%s closed %s for a twin that there is not, before it asked the API, which answers at once", n.id.Name, addr)
 		}
 	case CutOff:
 		if !r.failover {
@@ -325,7 +334,7 @@ func (j *judge) look() {
 			for _, young := range j.w.nodes {
 				m := meeting{old.index, young.index, r.addr}
 				y, ok := young.kernel[r.addr]
-				if !ok || !old.asks(young, familyOf(r.addr)) || o.version >= y.version {
+				if !ok || !old.asks(young, familyOf(r.addr)) || o.version > y.version || o.version == y.version && !y.took {
 					continue
 				}
 				j.pairs = true
@@ -342,8 +351,11 @@ func (j *judge) waiting(r *record) bool {
 	if n == nil || j.w.lossy || j.w.forged[r.addr] || !n.works() || !n.on() || !n.asksGateway(familyOf(r.addr)) || n.state[r.addr].pod != r.pod {
 		return false
 	}
-	if _, has := j.w.strangers[r.addr]; has {
+	if _, has := j.w.strangers[r.addr]; has || r.twin != nil && r.twin.has {
 		return false
+	}
+	if n.state[r.addr].version < r.since && !j.w.reaches(n) {
+		return false // It cannot know that the twin no longer has the machine.
 	}
 	for _, other := range j.w.nodes {
 		if _, answers := other.kernel[r.addr]; answers && (other == n || n.hears(other)) {
@@ -417,7 +429,7 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 			return
 		}
 	}
-	if !ok && !other.works() && !opener.kernel[r.addr].silence {
+	if !ok && !other.works() && !opener.kernel[r.addr].silence && !r.tookFrom(old, young) {
 		j.times[byWord]++
 		j.met[m], ok = w.now, true
 	}
@@ -431,7 +443,7 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 	from := max(met, j.lives[old.index], j.lives[young.index])
 	line := cutLong
 	// The record may be further than the young one knows: then the address moved more than once.
-	if r.node == young && r.last == old && young.kernel[r.addr].version == r.version {
+	if r.node == young && r.last == old && young.kernel[r.addr].version == r.version || r.tookFrom(old, young) {
 		line = cutAway
 	}
 	lasts := w.now - from

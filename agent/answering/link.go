@@ -66,6 +66,9 @@ const (
 	// refutedFor is how long, after the API refuted an assertion of a node, further assertions of the
 	// node are heeded only after the API was asked.
 	refutedFor = 10 * time.Minute
+	// twinSoon is how long a node asks the API each repeat whether it gave the address to a twin that
+	// took over; then it does so every twinLater.
+	twinSoon, twinLater = 10 * time.Second, 5 * time.Second
 	// overslept is how late a caller may be. After a longer pause answers may have been lost.
 	overslept = time.Second
 )
@@ -80,6 +83,8 @@ const (
 	Answering
 	// Closed: not answering, for a Cause.
 	Closed
+	// Standby: not answering; the pod is a twin, and the virtual machine has yet to come.
+	Standby
 )
 
 // Cause is why an address is Closed.
@@ -92,6 +97,8 @@ const (
 	NoCarrier
 	// CutOff: the node reaches nobody.
 	CutOff
+	// Twin: the twin of the address's pod has taken the address over, or the API gave it to the twin.
+	Twin
 )
 
 // holding is an address that the API gave to a pod of this node.
@@ -112,6 +119,11 @@ type holding struct {
 	again bool
 	// word: a person said, after these questions began, that no other node answers.
 	word bool
+	// took: the pod is a twin, has the virtual machine, and the API has yet to give it the address.
+	// yielded: the API's holder has answered the TakeOver by a Yield.
+	took, yielded bool
+	// twin is the node of the pod's own twin. This node answered until the one on yieldedTo took over.
+	twin, yieldedTo Node
 	// newest is the greatest version that another node, newestFrom, asserted.
 	newest     Version
 	newestFrom Node
@@ -119,6 +131,9 @@ type holding struct {
 	// before.
 	challenge *Message
 	falls     Duration
+	// awaits is since when the API has yet to give the address to a twin that took over, here or
+	// elsewhere; poll is when it is asked about that.
+	awaits, poll Duration
 	// asked counts the questions since the silence began. The first one was at since, the last one at
 	// askedAt.
 	asked          int
@@ -280,6 +295,9 @@ func (l *Link) Next() (due Duration, ok bool) {
 		if h.phase == Asking || h.asserts() {
 			due = min(due, h.due)
 		}
+		if h.awaitsAPI() {
+			due = min(due, h.poll)
+		}
 		if h.challenge != nil {
 			due = min(due, h.falls)
 		}
@@ -317,6 +335,14 @@ func (l *Link) note(in Input) {
 		l.take(in)
 	case Carry:
 		l.carry(in)
+	case Stand:
+		l.stand(in)
+	case Cut:
+		if h := l.holdings[in.Address]; h != nil && h.phase == Standby {
+			h.took = true
+			h.await(l.now)
+			l.askFor(h, h.last)
+		}
 	case Leave:
 		l.leave(in.Address)
 	case Heard:
@@ -362,6 +388,9 @@ func (l *Link) askAnew(now Duration) {
 			continue
 		}
 		h.begin(now)
+		if h.took {
+			h.nonces = [2]uint64{}
+		}
 		if h.again {
 			l.ask(h)
 		}
@@ -371,7 +400,9 @@ func (l *Link) askAnew(now Duration) {
 }
 
 // begin begins the questions.
-func (h *holding) begin(at Duration) { h.asked, h.controlled, h.answers, h.due = 0, 0, nil, at }
+func (h *holding) begin(at Duration) {
+	h.asked, h.controlled, h.answers, h.yielded, h.due = 0, 0, nil, false, at
+}
 
 func (l *Link) leave(addr netip.Addr) {
 	if h := l.holdings[addr]; h != nil && h.phase == Answering && !h.asserts() {
@@ -393,7 +424,7 @@ func (l *Link) take(t Take) {
 	if t.Version <= h.version && h.phase != 0 {
 		return
 	}
-	h.version = t.Version
+	h.version, h.twin, h.took = t.Version, Node{}, false
 	if h.phase == Answering {
 		if h.newest <= h.version {
 			h.challenge = nil
@@ -412,6 +443,23 @@ func (l *Link) take(t Take) {
 		return
 	}
 	l.askFor(h, last)
+}
+
+// stand notes that the pod is a twin.
+func (l *Link) stand(s Stand) {
+	h := l.holdings[s.Address]
+	if h == nil {
+		h = &holding{addr: s.Address, asserted: longAgo}
+		l.add(h)
+	}
+	l.reached = l.now
+	if s.Version <= h.version && h.phase != 0 {
+		return
+	}
+	h.version, h.last, h.ownMAC, h.failover = s.Version, s.Holder, s.OwnMAC, s.Failover
+	if !h.took {
+		h.phase, h.cause, h.denied = Standby, 0, false
+	}
 }
 
 // askFor makes the node ask for an address before it answers.
@@ -434,12 +482,16 @@ func (l *Link) carry(c Carry) {
 		}
 		return
 	}
-	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, asserted: longAgo, due: l.now}
+	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, took: c.Twin, phase: Answering, asserted: longAgo, due: l.now, awaits: l.now, poll: l.now}
 	l.add(h)
 	switch {
 	case c.Newest > c.Version:
 		h.newest = c.Newest
 		l.close(h, Newer)
+		l.ask(h)
+	case c.Newest == c.Version && c.Newest > 0:
+		h.newest = c.Newest
+		l.close(h, Twin)
 		l.ask(h)
 	case !c.Answers:
 		l.openAgain(h, l.now)
@@ -469,21 +521,34 @@ func (l *Link) ask(h *holding) {
 
 // close ends answers for an address, if there are any.
 func (l *Link) close(h *holding, cause Cause) {
-	if h.phase == Answering || cause == Newer {
+	answered := h.phase == Answering
+	if answered || cause == Newer || cause == Twin {
 		l.emit(Close{h.addr, h.newest})
+	}
+	h.yieldedTo = Node{}
+	if cause == Twin {
+		h.await(l.now)
+		if answered {
+			h.yieldedTo = h.newestFrom
+		}
 	}
 	h.phase, h.cause = Closed, cause
 	if c := h.challenge; c != nil {
 		h.challenge = nil
-		l.deny(*c)
+		l.deny(h, *c)
 	}
 }
 
 // deny answers an assertion that asks this node for it.
-func (l *Link) deny(m Message) {
-	if m.To == l.self {
-		l.emit(Send{Message{Kind: Deny, From: l.self, To: m.From, Address: m.Address, Version: m.Version, Nonce: m.Nonce}})
+func (l *Link) deny(h *holding, m Message) {
+	if m.To != l.self {
+		return
 	}
+	kind := Deny
+	if h != nil && m.Kind == TakeOver && m.From.Is(h.yieldedTo) {
+		kind = Yield
+	}
+	l.emit(Send{Message{Kind: kind, From: l.self, To: m.From, Address: m.Address, Version: m.Version, Nonce: m.Nonce}})
 }
 
 func (l *Link) open(h *holding) {
@@ -494,9 +559,17 @@ func (l *Link) open(h *holding) {
 	l.assert(h)
 }
 
+// kind is the kind of the node's assertions of the address.
+func (h *holding) kind() Kind {
+	if h.took {
+		return TakeOver
+	}
+	return Assert
+}
+
 // assert says to all that the address is this node's.
 func (l *Link) assert(h *holding) {
-	m := Message{Kind: Assert, From: l.self, Address: h.addr, Version: h.version}
+	m := Message{Kind: h.kind(), From: l.self, Address: h.addr, Version: h.version}
 	if (h.phase == Asking || !h.denied) && h.last != (Node{}) {
 		m.To, m.Nonce = h.last, l.nonce()
 		h.nonces = [2]uint64{m.Nonce, h.nonces[0]}
@@ -518,14 +591,17 @@ func (l *Link) hear(in Heard) {
 		l.nodes[from] = known
 	}
 	switch in.Kind {
-	case Assert:
+	case Assert, TakeOver:
 		l.heardAssert(in.Message)
-	case Deny:
+	case Deny, Yield:
 		h := l.holdings[in.Address]
 		if in.To != l.self || h == nil || from != h.last || in.Version != h.version || in.Nonce == 0 || !slices.Contains(h.nonces[:], in.Nonce) {
 			return
 		}
 		h.denied, h.agreed = true, in.Nonce == h.nonces[0]
+		if in.Kind == Yield && h.took && h.phase == Asking {
+			h.yielded, h.due = true, l.now
+		}
 		if !in.Unicast {
 			// The message answers a broadcast of this node, as IPv4 questions are.
 			l.controlled[0] = l.now
@@ -564,29 +640,56 @@ func (l *Link) heardAssert(m Message) {
 	asked := m.To == l.self
 	switch {
 	case h == nil:
-	case m.Version > h.version:
+	case h.phase == Standby:
+		if m.Version > h.version && !h.pending {
+			l.ask(h)
+		}
+	case m.Version > h.version || m.Kind == TakeOver && m.Version == h.version && !h.took:
 		if m.Version > h.newest {
 			h.newest, h.newestFrom = m.Version, m.From
 		}
-		if refuted := l.now < l.refuted[m.From] && !l.silentAPI; refuted || h.phase == Answering && !l.deaf {
+		refuted := l.now < l.refuted[m.From] && !l.silentAPI
+		switch {
+		case m.Kind == TakeOver && m.From.Is(h.twin) && !refuted:
+			l.yield(h)
+		case refuted || h.phase == Answering && !l.deaf:
 			asked = false
 			l.challenged(h, m, refuted)
-			break
-		}
-		if h.phase != Closed || h.cause != Newer {
-			l.close(h, Newer)
+		case !h.isClosedByOther():
+			l.close(h, heardBy(m))
 			l.ask(h)
 		}
-	case m.Version < h.version:
+	case m.Version < h.version || h.took:
 		asked = false
-		if h.phase != Closed || h.cause != Newer {
-			l.emit(Send{Message{Kind: Assert, From: l.self, To: m.From, Address: m.Address, Version: h.version}})
+		if !h.isClosedByOther() {
+			l.emit(Send{Message{Kind: h.kind(), From: l.self, To: m.From, Address: m.Address, Version: h.version}})
 		}
 	default:
 		asked = false
 	}
 	if asked {
-		l.deny(m)
+		l.deny(h, m)
+	}
+}
+
+// heardBy is the Cause of a close by another node's assertion.
+func heardBy(m Message) Cause {
+	if m.Kind == TakeOver {
+		return Twin
+	}
+	return Newer
+}
+
+// isClosedByOther reports whether another node has the address, as far as this one knows.
+func (h *holding) isClosedByOther() bool {
+	return h.phase == Closed && (h.cause == Newer || h.cause == Twin)
+}
+
+// yield closes the address for the pod's twin.
+func (l *Link) yield(h *holding) {
+	if h.phase != Closed || h.cause != Twin {
+		l.close(h, Twin)
+		l.ask(h)
 	}
 }
 
@@ -731,20 +834,45 @@ func (l *Link) verdict(v Verdict) {
 	}
 	h := l.holdings[v.Address]
 	h.pending = false
-	if !v.Mine {
+	switch {
+	case v.Stands && v.Version < h.version && !h.took:
+		// The record has followed since.
+		l.ask(h)
+		return
+	case v.Stands:
+		l.stands(h, v)
+		return
+	case !v.Mine:
 		// Leave follows.
 		l.close(h, Newer)
 		return
 	}
+	h.twin, h.took = v.Twin, false
+	if c := h.challenge; c != nil && c.Kind == TakeOver && c.From.Is(h.twin) && c.Version >= v.Version {
+		l.yield(h)
+		return
+	}
+	if h.phase == Closed && h.cause == Twin && h.hasTwin() && (h.newestFrom == Node{} || h.newestFrom.Is(h.twin)) {
+		// The record has yet to follow.
+		h.pollLater(l.now)
+		return
+	}
 	h.version = max(h.version, v.Version)
-	refuted := h.newest > h.version
-	if refuted {
+	lied := h.newest == h.version && !h.newestFrom.Is(h.twin)
+	if h.newest > h.version || lied {
 		l.refuted[h.newestFrom] = l.now + refutedFor
+	}
+	last := v.Last
+	switch {
+	case h.cause == Twin && !lied && h.newestFrom != Node{}:
+		last = h.newestFrom
+	case h.hasTwin() && (last == Node{} || last == l.self):
+		last = h.twin
 	}
 	h.newest, h.challenge = 0, nil
 	switch {
-	case h.phase == Closed && h.cause == Newer:
-		l.askFor(h, v.Last)
+	case h.isClosedByOther() || h.phase == Standby:
+		l.askFor(h, last)
 	case h.confirmed() && l.up:
 		// Another node may answer by an older record and not have heard this one yet: let it fall silent
 		// first.
@@ -755,8 +883,54 @@ func (l *Link) verdict(v Verdict) {
 	}
 }
 
+// stands takes the API's word that the pod is a twin.
+func (l *Link) stands(h *holding, v Verdict) {
+	switch {
+	case h.phase == Standby:
+		h.version, h.last = max(h.version, v.Version), v.Last
+	case h.took:
+		h.version = max(h.version, v.Version)
+		if h.newest > h.version {
+			l.refuted[h.newestFrom] = l.now + refutedFor
+		}
+		h.newest, h.challenge = 0, nil
+		h.pollLater(l.now)
+		if h.isClosedByOther() {
+			l.askFor(h, v.Last)
+		}
+	case h.phase == Closed && h.cause == Twin && h.newest >= v.Version:
+		h.pollLater(l.now)
+	default:
+		// The virtual machine went to the other pod.
+		h.newest, h.newestFrom = max(h.newest, v.Version), v.Last
+		l.close(h, Twin)
+	}
+}
+
+// await has the API asked from now on whether it gave the address to the twin that took over.
+func (h *holding) await(now Duration) { h.awaits, h.poll = now, now+repeat }
+
+func (h *holding) pollLater(now Duration) {
+	h.poll = now + repeat
+	if now-h.awaits > twinSoon {
+		h.poll = now + twinLater
+	}
+}
+
+// hasTwin reports whether the API named a twin of the pod.
+func (h *holding) hasTwin() bool { return h.twin != Node{} }
+
+// awaitsAPI reports whether the node asks the API from time to time whether the record has followed
+// a twin that took over.
+func (h *holding) awaitsAPI() bool {
+	return !h.pending && (h.took || h.phase == Closed && h.cause == Twin)
+}
+
 // confirmed reports whether the address opens again by the API's verdict.
-func (h *holding) confirmed() bool { return h.phase == Asking && h.again && !h.pending }
+// A twin may have taken over without the API: then its word is not enough.
+func (h *holding) confirmed() bool {
+	return h.phase == Asking && h.again && !h.pending && !h.took && !h.hasTwin()
+}
 
 // each returns the holdings in the order of their addresses. Later changes do not affect the
 // result.
@@ -782,11 +956,16 @@ func (l *Link) pass() {
 	l.watch()
 	turns := l.turns()
 	for _, h := range l.each() {
+		if h.awaitsAPI() && l.now >= h.poll {
+			l.ask(h)
+		}
 		switch {
 		case h.challenge != nil && l.now >= h.falls:
-			l.close(h, Newer)
+			l.close(h, heardBy(*h.challenge))
 		case h.phase == Asking && l.now >= h.due:
 			switch {
+			case h.yielded:
+				l.open(h)
 			case h.confirmed():
 				l.open(h)
 			case l.heardAnswers(h):
@@ -827,9 +1006,9 @@ func (l *Link) turns() int {
 func (l *Link) crowded() bool { return l.frames/(len(l.nodes)+1) < nodeFrames }
 
 // asserts reports whether the node answers and keeps asserting because the last holder has not
-// denied.
+// denied, or the API has yet to give the address to this pod, a twin.
 func (h *holding) asserts() bool {
-	return h.phase == Answering && h.last != (Node{}) && !h.denied
+	return h.phase == Answering && (h.took || h.last != (Node{}) && !h.denied)
 }
 
 // hails returns a Hello or Call for each family of the node's addresses, IPv4 first. Without

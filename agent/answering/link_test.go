@@ -701,3 +701,113 @@ func TestControlsThatAnswer(t *testing.T) {
 	}
 	t.Errorf("%d nodes that are off were asked in turn, and never the one that answers", off)
 }
+
+// A twin answers at once where the API's holder yields, which closes first. Old messages and those
+// of others change nothing.
+func TestTakeOver(t *testing.T) {
+	source, target, liar, addr := Node{Name: "source"}, Node{Name: "target"}, Node{Name: "liar"}, netip.MustParseAddr("10.0.70.5")
+	const v0, v1, v2 = 10, 11, 12
+	takeOver := func(from Node, version Version, nonce uint64) Heard {
+		return Heard{Message: Message{Kind: TakeOver, From: from, To: source, Address: addr, Version: version, Nonce: nonce}}
+	}
+	// holder returns a node that answers, and knows its twin if a verdict is given.
+	holder := func(v Verdict) *Link {
+		l := NewLink(0, source, "mac", random())
+		l.Step(0, Carry{Address: addr, Version: v0, Answers: true})
+		if v.Version > 0 {
+			number := asked(l.Step(1, Heard{Message: Message{Kind: Assert, From: liar, Address: addr, Version: v0 + 1}}))
+			v.Address, v.Number, v.Mine = addr, number, true
+			l.Step(2, v)
+		}
+		return l
+	}
+	closed := func(l *Link) bool { return l.Standing(addr).Cause == Twin }
+
+	t.Run("closes before it yields", func(t *testing.T) {
+		out := holder(Verdict{Version: v1, Twin: target}).Step(3, takeOver(target, v1, 7))
+		i := slices.Index(out, Output(Close{addr, v1}))
+		k := slices.Index(out, Output(Send{Message{Kind: Yield, From: source, To: target, Address: addr, Version: v1, Nonce: 7}}))
+		if i < 0 || k < i {
+			t.Errorf("outputs are %v", out)
+		}
+	})
+	t.Run("does not heed a node that is no twin", func(t *testing.T) {
+		l := holder(Verdict{Version: v1, Twin: target})
+		number := asked(l.Step(3, takeOver(liar, v1, 7)))
+		l.Step(4, Verdict{Address: addr, Number: number, Mine: true, Version: v1, Twin: target})
+		if l.Step(time.Second); l.Standing(addr).Phase != Answering {
+			t.Errorf("the source is %+v", l.Standing(addr))
+		}
+	})
+	t.Run("does not heed an old takeover", func(t *testing.T) {
+		l := holder(Verdict{Version: v2, Twin: target})
+		if l.Step(3, takeOver(target, v1, 7)); closed(l) {
+			t.Error("the source closed")
+		}
+	})
+	t.Run("asks the API about a twin that it does not know", func(t *testing.T) {
+		l := holder(Verdict{})
+		number := asked(l.Step(3, takeOver(target, v1, 7)))
+		if closed(l) {
+			t.Error("the source closed before the API responded")
+		}
+		l.Step(4, Verdict{Address: addr, Number: number, Mine: true, Version: v1, Twin: target})
+		if !closed(l) {
+			t.Errorf("the source is %+v", l.Standing(addr))
+		}
+	})
+	t.Run("stays closed until a newer record without the twin", func(t *testing.T) {
+		l := holder(Verdict{Version: v1, Twin: target})
+		number := asked(l.Step(3, takeOver(target, v1, 7)))
+		number = asked(append(l.Step(4, Verdict{Address: addr, Number: number, Mine: true, Version: v1, Twin: target}), l.Step(600*time.Millisecond)...))
+		l.Step(601*time.Millisecond, Verdict{Address: addr, Number: number, Mine: true, Version: v2, Twin: target})
+		if !closed(l) {
+			t.Errorf("the source is %+v", l.Standing(addr))
+		}
+		number = asked(l.Step(1200 * time.Millisecond))
+		if l.Step(1201*time.Millisecond, Verdict{Address: addr, Number: number, Mine: true, Version: v2 + 1}); l.Standing(addr).Phase != Asking || l.Standing(addr).Last != target {
+			t.Errorf("the source is %+v", l.Standing(addr))
+		}
+	})
+	t.Run("the twin opens on a fresh Yield of the holder", func(t *testing.T) {
+		yield := func(from Node, version Version, nonce uint64) Heard {
+			return Heard{Message: Message{Kind: Yield, From: from, To: target, Address: addr, Version: version, Nonce: nonce}}
+		}
+		l := NewLink(0, target, "mac", random())
+		if out := l.Step(0, Stand{Address: addr, Version: v1, Holder: source}); slices.ContainsFunc(out, func(o Output) bool { _, is := o.(Question); return is }) {
+			t.Errorf("the twin asks before the cut: %v", out)
+		}
+		var said Message
+		for _, o := range l.Step(1, Cut{addr}) {
+			if s, is := o.(Send); is && s.Kind == TakeOver {
+				said = s.Message
+			}
+		}
+		if said.To != source || said.Version != v1 || said.Nonce == 0 {
+			t.Fatalf("the twin says %+v", said)
+		}
+		for _, h := range []Heard{yield(liar, v1, said.Nonce), yield(source, v0, said.Nonce), yield(source, v1, said.Nonce+1), yield(source, v1, 0)} {
+			if l.Step(2, h); l.Standing(addr).Phase != Asking {
+				t.Errorf("the twin heeds %+v", h)
+			}
+		}
+		if out := l.Step(3, yield(source, v1, said.Nonce)); !slices.Contains(out, Output(Open{addr})) {
+			t.Errorf("outputs are %v", out)
+		}
+		// The API has yet to follow: the source may have been cut off, and open by its word.
+		out := l.Step(4, Heard{Message: Message{Kind: Assert, From: source, Address: addr, Version: v1}})
+		if !slices.Contains(out, Output(Send{Message{Kind: TakeOver, From: target, To: source, Address: addr, Version: v1}})) {
+			t.Errorf("to the source's assertion it says %v", out)
+		}
+	})
+}
+
+// asked returns the number of the last AskAPI of outputs.
+func asked(out []Output) (number int) {
+	for _, o := range out {
+		if ask, is := o.(AskAPI); is {
+			number = ask.Number
+		}
+	}
+	return number
+}

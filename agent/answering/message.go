@@ -34,11 +34,18 @@ const (
 	// Call is a Hello that asks for a Hello of To, known by its name. Without a To it asks all nodes
 	// or, with a Share, one node in Share.
 	Call
+	// TakeOver is an Assert of a pod's twin, by the version at which the API named the twin: the
+	// virtual machine runs in the twin by now. It closes the address also at nodes that have it by
+	// this version.
+	TakeOver
+	// Yield is a Deny that answers a TakeOver: From has answered for the address until just now, so
+	// nobody else does. From answers again only by a newer version.
+	Yield
 )
 
 // Message is a statement of one node to the nodes of a segment. Anybody who hears it can repeat it
-// later. An Assert stays true: a newer record wins. A denial or a sign of life is true of a moment,
-// so it counts only with the Nonce of the question.
+// later. An Assert or TakeOver stays true: a newer record wins. A denial, a Yield or a sign of life
+// is true of a moment, so it counts only with the Nonce of the question.
 type Message struct {
 	Kind     Kind
 	From, To Node
@@ -77,7 +84,20 @@ type (
 		Answers  bool
 		// Newest is from the last Close.
 		Newest Version
+		// Twin: the pod is a twin that has taken the address over.
+		Twin bool
 	}
+	// Stand says that the API named a pod of this node as the twin of the address's pod, by Version:
+	// a virtual machine moves there, and its address with it. Holder is the node of the address's pod.
+	Stand struct {
+		Address  netip.Addr
+		Version  Version
+		Holder   Node
+		OwnMAC   string
+		Failover bool
+	}
+	// Cut says that the virtual machine runs in the twin on this node, and nowhere else.
+	Cut struct{ Address netip.Addr }
 	// Leave says that this node no longer carries the address, and that its kernel does not answer for
 	// it.
 	Leave struct{ Address netip.Addr }
@@ -115,6 +135,10 @@ type (
 		Mine    bool
 		Version Version
 		Last    Node
+		// Stands: the address does not, but the pod is the twin of the one to which it belongs, on Last.
+		Stands bool
+		// Twin is the node of the twin of this node's pod.
+		Twin Node
 	}
 	// Recheck says that a Close failed; another Close follows if the address is still closed.
 	Recheck struct{ Address netip.Addr }
@@ -142,6 +166,8 @@ type (
 
 func (Take) input()     {}
 func (Carry) input()    {}
+func (Stand) input()    {}
+func (Cut) input()      {}
 func (Leave) input()    {}
 func (Heard) input()    {}
 func (Answered) input() {}

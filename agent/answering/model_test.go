@@ -24,7 +24,7 @@ func TestModel(t *testing.T) {
 	var group sync.WaitGroup
 	var next atomic.Uint64
 	var mu sync.Mutex
-	two, times, moves, failures := map[string]time.Duration{}, map[string]int{}, 0, 0
+	two, times, moves, cuts, failures := map[string]time.Duration{}, map[string]int{}, 0, 0, 0
 	for range runtime.GOMAXPROCS(0) {
 		group.Go(func() {
 			for {
@@ -45,6 +45,7 @@ func TestModel(t *testing.T) {
 					times[line] += n
 				}
 				moves += w.judge.moves
+				cuts += w.judge.cuts
 				if w.err != nil && failures < 3 {
 					failures++
 					again := newWorld(seed + i)
@@ -59,7 +60,7 @@ func TestModel(t *testing.T) {
 		})
 	}
 	group.Wait()
-	t.Logf("%d worlds of an hour, %d moves", worlds, moves)
+	t.Logf("%d worlds of an hour, %d moves, %d migrations", worlds, moves, cuts)
 	for _, line := range slices.Sorted(maps.Keys(two)) {
 		t.Logf("two answered for at most %v: %s", two[line].Round(time.Millisecond), line)
 	}
@@ -88,6 +89,9 @@ func (w *world) hour() {
 	}
 	if w.stranger != nil {
 		w.visit(unrest)
+	}
+	if w.migrations != nil {
+		w.migrate(unrest)
 	}
 	w.run(unrest + 10*time.Minute)
 	w.heal()
@@ -171,7 +175,8 @@ func (w *world) give(r *record, to, last *node) {
 	if last == to {
 		last = r.last
 	}
-	r.pod, r.node, r.last, r.version, r.given = r.pod+1, to, last, w.version, w.now
+	r.pods++
+	r.pod, r.node, r.last, r.version, r.since, r.given = r.pods, to, last, w.version, w.version, w.now
 	name := "none"
 	if last != nil {
 		name = last.id.Name
@@ -187,6 +192,7 @@ func (w *world) give(r *record, to, last *node) {
 
 // move moves a pod; by force where nothing proves that its node has stopped.
 func (w *world) move(r *record, to *node, force bool) {
+	w.settle(r)
 	from, pod := r.node, r.pod
 	if !force && from.works() && w.reaches(from) && from.state[r.addr].pod == pod {
 		from.gone(r.addr, pod)
@@ -494,6 +500,7 @@ func (n *node) off(d time.Duration) {
 	clear(n.kernel)
 	n.changes++
 	clear(n.state)
+	n.dies()
 	w.after(d, n.boot)
 }
 

@@ -43,12 +43,16 @@ type world struct {
 	recorded []Message
 	// stranger, if given, decides when hosts that are no nodes have addresses of pods; strangers are
 	// since when they do.
-	stranger  *rand.Rand
-	strangers map[netip.Addr]Duration
-	lost      map[[2]int]int
-	trace     *strings.Builder
-	judge     judge
-	err       error
+	stranger *rand.Rand
+	// migrations, if given, decides how virtual machines migrate. liars: some nodes say falsely that
+	// one has.
+	migrations *rand.Rand
+	liars      bool
+	strangers  map[netip.Addr]Duration
+	lost       map[[2]int]int
+	trace      *strings.Builder
+	judge      judge
+	err        error
 }
 
 type event struct {
@@ -108,6 +112,11 @@ type record struct {
 	node     *node
 	last     *node
 	version  Version
+	// since is the version at which the pod got it, or got it back from a twin.
+	since Version
+	// pods is the number of the newest pod, twin is the other pod of a migration.
+	pods int
+	twin *twin
 	// given is when the node got it.
 	given Duration
 }
@@ -126,6 +135,8 @@ type carried struct {
 	last            Node
 	// added: the node has answered for the pod. An ADD that an agent did not finish is undone.
 	added bool
+	// stands: the pod is a twin, as far as the node knows. took: the virtual machine runs there.
+	stands, took bool
 }
 
 // node has a kernel, an agent that may be dead, and links.
@@ -178,8 +189,11 @@ type node struct {
 type answers struct {
 	version Version
 	since   Duration
-	// silence: the node began because nobody answered, and not because of the API's word.
+	// silence: the node began because nobody answered, and not because of the API's word, or of
+	// another node that answered until then.
 	silence bool
+	// took: by the version the pod is a twin.
+	took bool
 }
 
 func newWorld(seed uint64) *world {
@@ -188,6 +202,7 @@ func newWorld(seed uint64) *world {
 	w.lossy = w.IntN(2) > 0
 	w.crowded = seed%4 == 0
 	w.quick = seed%3 == 0
+	w.migrates(seed)
 	w.strangers = map[netip.Addr]Duration{}
 	if seed%5 == 0 {
 		w.stranger = rand.New(rand.NewPCG(seed, 2))
@@ -348,7 +363,7 @@ func (n *node) do(out Output) {
 		n.state[out.Address] = c
 		// Questions take longer.
 		said, ok := n.said[out.Address]
-		n.kernel[out.Address] = answers{c.version, w.now, !ok || n.clock()-said > 200*time.Millisecond}
+		n.kernel[out.Address] = answers{c.version, w.now, !ok || n.clock()-said > 200*time.Millisecond, c.took}
 		n.changes++
 		w.judge.opened(n, out.Address)
 	case Close:
@@ -439,6 +454,9 @@ func (n *node) hear(h Heard) {
 		if at, called := n.calls[h.Nonce]; n.works() && h.Kind == Hello && called && n.world.now-at < 2*time.Second && other.id == h.From && other != n {
 			n.knows[i] = max(n.knows[i], at)
 		}
+	}
+	if n.works() && h.Kind == Yield && h.To == n.id {
+		n.said[h.Address] = n.clock()
 	}
 	n.step(h)
 }
@@ -557,6 +575,11 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 		if r.last != nil {
 			v.Last = r.last.id
 		}
+		if v.Stands = !v.Mine && r.has(n, has.pod); v.Stands {
+			v.Last = r.node.id
+		} else if r.twin != nil {
+			v.Twin = r.twin.to.id
+		}
 		w.after(w.apiTakes(), func() {
 			if n.link != link {
 				return
@@ -566,12 +589,13 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 				w.after(500*time.Millisecond, func() { n.askAPI(link, out) })
 				return
 			}
-			if c := n.state[out.Address]; v.Mine && c.pod == has.pod {
-				c.version = v.Version
+			if c := n.state[out.Address]; c.pod == has.pod && (v.Mine && v.Twin == Node{} || v.Stands && c.stands) {
+				c.version, c.took = v.Version, c.took && v.Stands
+				c.stands = v.Stands
 				n.state[out.Address] = c
 			}
 			n.step(v, API{true})
-			if !v.Mine && n.state[out.Address].pod == has.pod {
+			if !v.Mine && !v.Stands && n.state[out.Address].pod == has.pod {
 				n.gone(out.Address, has.pod)
 			}
 		})
@@ -617,7 +641,11 @@ func (n *node) start() {
 func (n *node) carry(addr netip.Addr) {
 	_, answers := n.kernel[addr]
 	c, r := n.state[addr], n.world.record(addr)
-	n.step(Carry{Address: addr, Version: c.version, Last: c.last, OwnMAC: r.ownMAC(), Failover: r.failover, Answers: answers, Newest: c.newest})
+	if c.stands && !c.took {
+		n.step(Stand{Address: addr, Version: c.version, Holder: c.last, OwnMAC: r.ownMAC(), Failover: r.failover})
+		return
+	}
+	n.step(Carry{Address: addr, Version: c.version, Last: c.last, OwnMAC: r.ownMAC(), Failover: r.failover, Answers: answers, Newest: c.newest, Twin: c.took})
 }
 
 // verify has the agent see all that the API says, soon.
@@ -637,7 +665,7 @@ func (n *node) verify() {
 			return
 		}
 		for _, addr := range sorted(n.state) {
-			if r := w.record(addr); r.node != n || r.pod != n.state[addr].pod {
+			if r := w.record(addr); !r.has(n, n.state[addr].pod) {
 				n.gone(addr, n.state[addr].pod)
 			}
 		}
@@ -645,6 +673,7 @@ func (n *node) verify() {
 			if r.node == n {
 				n.came(r)
 			}
+			n.stand(r)
 		}
 	})
 }
@@ -655,10 +684,10 @@ func (n *node) came(r *record) {
 		return
 	}
 	old, had := n.state[r.addr]
-	if had && old.pod == r.pod {
+	if had && old.pod == r.pod && !old.stands {
 		return
 	}
-	if had {
+	if had && old.pod != r.pod {
 		n.gone(r.addr, old.pod)
 	}
 	n.world.logf("%s takes %s by %d", n.id.Name, r.addr, r.version)
@@ -667,7 +696,7 @@ func (n *node) came(r *record) {
 		take.Last = r.last.id
 	}
 	n.changes++
-	n.state[r.addr] = carried{pod: r.pod, version: r.version, last: take.Last}
+	n.state[r.addr] = carried{pod: r.pod, version: r.version, last: take.Last, added: old.stands}
 	n.step(take)
 }
 

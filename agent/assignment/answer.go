@@ -147,15 +147,15 @@ func (c *Carrier) stop(ctx context.Context, addr netip.Addr, carriage carriage, 
 
 // Whose asks the API whether the address is the node's to carry. One that is not, the Carrier
 // leaves.
-func (c *Carrier) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
+func (c *Carrier) Whose(ctx context.Context, addr netip.Addr) (answering.Verdict, error) {
 	carriage, given := c.given.Get(addr)
 	if !given {
-		return false, 0, answering.Node{}, nil
+		return answering.Verdict{}, nil
 	}
 	record, err := carriage.ask(ctx)
 	if errors.Is(err, podinfo.ErrNotCarrier) {
 		defer c.Recheck()
-		return false, 0, answering.Node{}, c.stop(ctx, addr, carriage, true)
+		return answering.Verdict{}, c.stop(ctx, addr, carriage, true)
 	}
-	return err == nil, answering.Version(record.Version), answering.Node{Name: record.LastNode.Name, UID: string(record.LastNode.UID)}, err
+	return answering.Verdict{Mine: err == nil, Version: answering.Version(record.Version), Last: answering.Node{Name: record.LastNode.Name, UID: string(record.LastNode.UID)}}, err
 }

@@ -194,9 +194,9 @@ func TestWhose(t *testing.T) {
 	} {
 		c, f := newFake(true)
 		f.err = test.err
-		mine, version, last, err := c.Whose(t.Context(), address)
-		if mine != test.mine || version != test.version || last != test.last || (err != nil) != (name == "no answer") || !slices.Equal(f.log, test.log) {
-			t.Errorf("%s: %t, %d, %v, %v, did %q", name, mine, version, last, err, f.log)
+		v, err := c.Whose(t.Context(), address)
+		if v.Mine != test.mine || v.Version != test.version || v.Last != test.last || (err != nil) != (name == "no answer") || !slices.Equal(f.log, test.log) {
+			t.Errorf("%s: %+v, %v, did %q", name, v, err, f.log)
 		}
 	}
 }

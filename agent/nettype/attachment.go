@@ -34,7 +34,7 @@ func FloatingOf(all []state.Attachment) *state.Attachment {
 
 // InterfaceOf describes an attachment to its driver.
 func InterfaceOf(record *state.Container, i int) *Interface {
-	return &Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Attachment: record.Attachments[i]}
+	return &Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Standby: record.Standby, Attachment: record.Attachments[i]}
 }
 
 // NetworkOf returns the network of an attachment with the plugins that the agent runs.

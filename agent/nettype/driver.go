@@ -51,6 +51,8 @@ type Interface struct {
 	NetNS       string
 	// Secondary says that the container's default route is on another interface.
 	Secondary bool
+	// Standby says that the node does not carry the addresses yet: see state.Container.
+	Standby bool
 	// Advertised has the addresses that routing daemons announce from this node, each with the time
 	// since which the pod has it; nil leaves them unchanged.
 	Advertised map[netip.Addr]time.Time

@@ -49,7 +49,7 @@ type vethDriver struct {
 }
 
 func wireSpecOf(i *Interface) wire.Spec {
-	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary, Advertised: i.Advertised}
+	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary, Standby: i.Standby, Advertised: i.Advertised}
 	// An agent wrote the MAC. Package wire refuses an unreadable MAC.
 	spec.MAC, _ = net.ParseMAC(i.MAC)
 	spec.Routed = isRouted(i)
@@ -99,6 +99,9 @@ func (v *vethDriver) Ready(uplink string) error {
 	}
 	return v.wirer.Forwards(uplink)
 }
+
+// StandsBy says that Setup heeds Interface.Standby.
+func (*vethDriver) StandsBy() {}
 
 func (v *vethDriver) Check(i *Interface) error { return wire.ToCNIError(v.wirer.Check(wireSpecOf(i))) }
 

@@ -112,6 +112,7 @@ func (p Planner) Record(ctx context.Context, req *api.Request, called api.Pod, c
 	record := &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, WhenReady: pod.WhenReady,
 		Args: req.Args, Capabilities: capabilities, Attachments: attachments, Held: held, Phase: state.Adding,
+		Standby: slices.ContainsFunc(slices.Collect(maps.Values(held)), func(h state.Held) bool { return h.Twin }),
 	}
 	if err := p.mayOpen(ctx, pod, record); err != nil {
 		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
@@ -186,7 +187,7 @@ func (p Planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, map[
 
 // HeldBy returns what a record keeps of an address's record at the API.
 func HeldBy(r podinfo.Record) state.Held {
-	return state.Held{Version: r.Version, Since: r.Since, LastNode: r.LastNode.Name, LastNodeUID: string(r.LastNode.UID), Failover: r.Failover}
+	return state.Held{Version: r.Version, Since: r.Since, LastNode: r.LastNode.Name, LastNodeUID: string(r.LastNode.UID), Failover: r.Failover, Twin: r.Stands}
 }
 
 // first returns the attachment to the network that every pod has.

@@ -71,7 +71,7 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error)
 		return Record{}, fmt.Errorf("%w: FloatingIP %s does not say that node %s itself has the address", ErrNotCarrier, ip.Name, n.name)
 	}
 	n.note(ip, addr)
-	return recordOf(ip), nil
+	return recordOf(ip, ""), nil
 }
 
 // ServesAddress returns the record by which this node is to carry an address of a Service, or of
@@ -87,7 +87,7 @@ func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, erro
 	case !ip.Spec.IsRouted() && *ip.Spec.Carrier() != n.name:
 		return Record{}, fmt.Errorf("%w: FloatingIP %s says that node %q carries the address for its holder", ErrNotCarrier, ip.Name, *ip.Spec.Carrier())
 	}
-	return recordOf(ip), nil
+	return recordOf(ip, ""), nil
 }
 
 // SendsFrom returns whether this node is to send packets of pods from an address, from the block of

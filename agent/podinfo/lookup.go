@@ -101,7 +101,7 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	if err == nil && len(names) > 0 && len(names) == pod.Wants {
 		ips, err := n.named(ctx, pod, names)
 		if !errors.Is(err, ErrNotHolder) {
-			return n.heldOf(ips, err)
+			return n.heldOf(pod.UID, ips, err)
 		}
 		unnamed = err
 	}
@@ -115,7 +115,7 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	case err == nil && len(ips) < pod.Wants:
 		err = fmt.Errorf("%w: it requests %d and has %d on node %s; delete the pod", ErrTooFew, pod.Wants, len(ips), n.name)
 	}
-	return n.heldOf(ips, err)
+	return n.heldOf(pod.UID, ips, err)
 }
 
 // named reads FloatingIPs by their names. The pod must hold each of them on this node.
@@ -167,7 +167,7 @@ func inOrder(a, b *v1alpha1.FloatingIP) int {
 }
 
 // heldOf converts the FloatingIPs of a pod, in the order of the request.
-func (n *Node) heldOf(ips []*v1alpha1.FloatingIP, err error) ([]Held, error) {
+func (n *Node) heldOf(uid string, ips []*v1alpha1.FloatingIP, err error) ([]Held, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (n *Node) heldOf(ips []*v1alpha1.FloatingIP, err error) ([]Held, error) {
 			return nil, err
 		}
 		n.note(ip, addr.Address)
-		held = append(held, Held{addr, recordOf(ip)})
+		held = append(held, Held{addr, recordOf(ip, uid)})
 	}
 	return held, nil
 }
@@ -195,8 +195,8 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	return nil
 }
 
-// Holder returns the pod of this node that holds the address, and the record. It returns
-// ErrNotHolder if no pod of this node holds it, and another error if the API does not respond.
+// Holder returns the pod of this node that holds the address, or is the holder's twin, and the
+// record. It returns ErrNotHolder if there is none, and another error if the API does not respond.
 func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.get(ctx, name, ErrNotHolder)
@@ -207,13 +207,16 @@ func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, er
 		return api.Pod{}, Record{}, fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, name)
 	}
 	pod := api.Pod{Name: ip.Spec.Pod.Name, UID: string(ip.Spec.Pod.UID)}
+	if twin := ip.Spec.Twin; twin != nil && twin.Node == n.name && ip.Spec.Node != n.name {
+		pod = api.Pod{Name: twin.Pod.Name, UID: string(twin.Pod.UID)}
+	}
 	if err := holds(ip, pod.UID, n.name); err != nil {
 		return api.Pod{}, Record{}, err
 	}
 	n.note(ip, addr)
 	if ip.Spec.Owner != nil {
 		pod.Namespace = ip.Spec.Owner.Namespace
-		return pod, recordOf(ip), nil
+		return pod, recordOf(ip, pod.UID), nil
 	}
 	// The FloatingIP names no namespace: an administrator may have written it.
 	if !n.informer.HasSynced() {
@@ -222,7 +225,7 @@ func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, er
 	for _, p := range n.all() {
 		if string(p.UID) == pod.UID {
 			pod.Namespace = p.Namespace
-			return pod, recordOf(ip), nil
+			return pod, recordOf(ip, pod.UID), nil
 		}
 	}
 	return api.Pod{}, Record{}, fmt.Errorf("%w %s: pod %s with UID %s is gone", ErrNotHolder, name, pod.Name, pod.UID)

@@ -130,6 +130,10 @@ type Record struct {
 	LastNode v1alpha1.NodeReference
 	// Failover: the pod is moved when its node is lost.
 	Failover bool
+	// Stands: the pod is the twin of the one that holds the address, on LastNode. Twin is the node of
+	// the twin of a pod that holds it.
+	Stands bool
+	Twin   string
 }
 
 // Held is an address that a pod holds on this node.
@@ -138,7 +142,8 @@ type Held struct {
 	Record Record
 }
 
-func recordOf(ip *v1alpha1.FloatingIP) Record {
+// recordOf returns the record as a pod with the UID sees it.
+func recordOf(ip *v1alpha1.FloatingIP, uid string) Record {
 	// A version that is not a number cannot be compared (KEP-5504).
 	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
 	r := Record{Version: version}
@@ -149,13 +154,22 @@ func recordOf(ip *v1alpha1.FloatingIP) Record {
 		r.LastNode = *ip.Spec.LastNode
 	}
 	r.Failover = ip.Spec.Pod != nil && ip.Spec.Pod.Failover
+	if twin := ip.Spec.Twin; twin != nil {
+		if r.Stands = string(twin.Pod.UID) == uid; r.Stands {
+			r.LastNode = v1alpha1.NodeReference{Name: ip.Spec.Node}
+		} else {
+			r.Twin = twin.Node
+		}
+	}
 	return r
 }
 
-// holds returns nil if the FloatingIP names the pod and the node, and otherwise an
-// error with the pod or node that it names.
+// holds returns nil if the FloatingIP names the pod and the node, as its own or as the twin, and
+// otherwise an error with the pod or node that it names.
 func holds(ip *v1alpha1.FloatingIP, uid, node string) error {
-	switch holder := ip.Spec.Pod; {
+	switch holder, twin := ip.Spec.Pod, ip.Spec.Twin; {
+	case twin != nil && string(twin.Pod.UID) == uid && twin.Node == node:
+		return nil
 	case holder == nil:
 		return fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, ip.Name)
 	case string(holder.UID) != uid:

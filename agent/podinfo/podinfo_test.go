@@ -923,7 +923,7 @@ func TestCombinations(t *testing.T) {
 		if (err == nil) != (ip.Spec.Network != nil) {
 			t.Fatalf("%+v: %v", ip.Spec, err)
 		}
-		recordOf(ip)
+		recordOf(ip, "")
 		if err := holds(ip, "pod", "node1"); (err == nil) != (ip.Spec.Pod != nil && ip.Spec.Node == "node1") {
 			t.Fatalf("%+v: %v", ip.Spec, err)
 		}

@@ -81,8 +81,11 @@ type Container struct {
 	// GalaxyPorts says that the pod asked for host ports by Galaxy's annotation.
 	GalaxyPorts bool `json:"galaxyPorts,omitempty"`
 	// WhenReady says that routing daemons announce the pod's addresses only while it is Ready.
-	WhenReady bool  `json:"whenReady,omitempty"`
-	Phase     Phase `json:"phase"`
+	WhenReady bool `json:"whenReady,omitempty"`
+	// Standby says that the pod is the target of a live migration, and that its virtual machine has
+	// yet to come: the node does not carry the addresses.
+	Standby bool  `json:"standby,omitempty"`
+	Phase   Phase `json:"phase"`
 	// Held has the API's records of the pod's floating IPs, if they are known.
 	Held map[netip.Addr]Held `json:"held,omitempty"`
 	// Reason says why the addresses are withdrawn; empty in the other phases.
@@ -106,6 +109,8 @@ type Held struct {
 	Failover bool `json:"failover,omitempty"`
 	// Newest is the Version by which another node has asserted the address.
 	Newest uint64 `json:"newest,omitempty"`
+	// Twin says that the pod is the twin of the one to which the API gave the address, on LastNode.
+	Twin bool `json:"twin,omitempty"`
 }
 
 // HostPort is a port of the node that leads to the pod.

@@ -597,7 +597,7 @@ func TestRecord(t *testing.T) {
 	record := Record{
 		Addr: netip.MustParseAddr("10.0.0.1"), Pool: "pool",
 		Owner:   Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "namespace", Name: "name", UID: "owner", PodName: "stands for", NodeName: "one"},
-		PodName: "pod", PodUID: "holder", OfService: true, LastPod: "before", Index: 3, Policy: Never, RetainFor: time.Hour,
+		PodName: "pod", PodUID: "holder", TwinName: "twin", TwinUID: "moves", OfService: true, LastPod: "before", Index: 3, Policy: Never, RetainFor: time.Hour,
 		Reserved: true, Cooling: true, Attached: true, UID: "object", Version: 7, Created: time.Unix(5, 9),
 		NamespaceUID: "tenant", Node: "node1", LastNode: NodeReference{"node2", "2"}, ReleasedAt: time.Unix(6, 0), Since: time.Unix(7, 0),
 	}

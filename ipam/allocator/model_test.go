@@ -360,10 +360,16 @@ type simulation struct {
 	ended map[string]bool
 }
 
-func (s *simulation) Gone(record *Record) bool { return s.ended[record.PodUID] }
-func (s *simulation) Lost(*Record) bool        { return false }
+func (s *simulation) Gone(record *Record) bool {
+	return s.ended[record.PodUID] && (record.TwinUID == "" || s.ended[record.TwinUID])
+}
 
-func (s *simulation) gone(e *entry) bool { return s.ended[e.stored.podUID] }
+func (s *simulation) Lost(*Record) bool { return false }
+
+func (s *simulation) gone(e *entry) bool {
+	record := e.record()
+	return s.Gone(&record)
+}
 
 var testNamespaces = []string{"n", "m"}
 
@@ -439,6 +445,9 @@ func (s *simulation) record(addr netip.Addr) Record {
 		record.Cooling, record.NamespaceUID = true, append(testNamespaces, "")[s.random.IntN(3)]
 	default:
 		record.PodUID = s.pod()
+		if twin := s.pod(); s.random.IntN(4) == 0 && twin != record.PodUID {
+			record.TwinName, record.TwinUID = twin, twin
+		}
 	}
 	return record
 }
@@ -618,6 +627,14 @@ func (s *simulation) step() string {
 		if s.ended[pod] = s.random.IntN(2) == 0; s.ended[pod] {
 			for _, namespace := range testNamespaces {
 				s.book.Ended(namespace, pod)
+			}
+			for addr, record := range s.model.stored {
+				if record.TwinUID == pod { // the controller writes
+					s.version++
+					record.Version = s.version
+					s.model.stored[addr] = record
+					s.book.Observe(record)
+				}
 			}
 		}
 		return fmt.Sprintf("%s is gone: %t", pod, s.ended[pod])

@@ -33,6 +33,9 @@ type Record struct {
 	// retained. OfService: the holder is a Service, or an IPClaim by which pods leave, and not a pod.
 	PodName, PodUID string
 	OfService       bool
+	// TwinName and TwinUID name the holder's twin in a live migration, which may become the holder;
+	// both are empty without one.
+	TwinName, TwinUID string
 	// LastPod is the name of the holder before the present one.
 	LastPod string
 	// Index is the address's position among its pod's addresses.
@@ -128,11 +131,12 @@ type stored struct {
 	rest *rest
 }
 
-// rest has the fields of a record that are only set while the last node may carry the address, or
-// in cooldown.
+// rest has the fields of a record that are only set while the last node may carry the address, in
+// cooldown, or in a live migration.
 type rest struct {
-	lastNode   NodeReference
-	releasedAt time.Time
+	lastNode          NodeReference
+	releasedAt        time.Time
+	twinName, twinUID string
 }
 
 // ownerGroup is the part of a record that many records share.
@@ -159,7 +163,7 @@ func (e *entry) store(record *Record) {
 	if !record.Since.IsZero() {
 		e.stored.since = record.Since.Unix()
 	}
-	if rests := (rest{record.LastNode, record.ReleasedAt}); rests != (rest{}) {
+	if rests := (rest{record.LastNode, record.ReleasedAt, record.TwinName, record.TwinUID}); rests != (rest{}) {
 		e.stored.rest = &rests
 	}
 }
@@ -177,6 +181,7 @@ func (e *entry) record() Record {
 	}
 	return Record{
 		Node: s.node.Value(), LastNode: rests.lastNode, ReleasedAt: rests.releasedAt, Since: since,
+		TwinName: rests.twinName, TwinUID: rests.twinUID,
 		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
 		PodName: s.podName, PodUID: s.podUID, OfService: s.ofService, LastPod: s.lastPod,
 		Index: s.index, Policy: s.policy, RetainFor: s.of.Value().retainFor,

@@ -62,6 +62,9 @@ func choicesOf(now time.Time, n *int) []choice {
 		},
 		{absent, func(s *v1alpha1.FloatingIPSpec) {
 			s.Pod = &v1alpha1.PodReference{Name: fmt.Sprintf("o%d-0", *n), UID: "pod"}
+		}, func(s *v1alpha1.FloatingIPSpec) {
+			s.Pod = &v1alpha1.PodReference{Name: fmt.Sprintf("o%d-0", *n), UID: "pod"}
+			s.Twin = &v1alpha1.Twin{Pod: v1alpha1.PodReference{Name: fmt.Sprintf("o%d-1", *n), UID: "twin"}, Node: "node2"}
 		}},
 		{absent, func(s *v1alpha1.FloatingIPSpec) {
 			s.Service = &v1alpha1.ServiceReference{Name: fmt.Sprint("o", *n), UID: "owner"}

@@ -148,7 +148,7 @@ var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1
 	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise)
 
 // besides are Berth's annotations on pods that do not belong to the request.
-var besides = []string{v1alpha1.AnnotationNetworkProfile, v1alpha1.AnnotationFloatingIPs, v1alpha1.AnnotationHostPorts, v1alpha1.AnnotationHostPortsStatus}
+var besides = []string{v1alpha1.AnnotationNetworkProfile, v1alpha1.AnnotationFloatingIPs, v1alpha1.AnnotationHostPorts, v1alpha1.AnnotationHostPortsStatus, v1alpha1.AnnotationTookOver}
 
 const prefix = v1alpha1.GroupName + "/"
 

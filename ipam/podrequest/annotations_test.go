@@ -135,7 +135,7 @@ func TestCompile(t *testing.T) {
 		{name: "what only a claim has", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", "berth.dev/preallocate", "true"), err: "annotation berth.dev/preallocate is unknown: remove it"},
 		{name: "the resource as an annotation", pod: testPod(1, "berth.dev/ip", "10.0.70.5"), err: "annotation berth.dev/ip is unknown"},
 		{name: "annotations for others", want: plain,
-			pod: testPod(1, v1alpha1.AnnotationNetworkProfile, "gold", v1alpha1.AnnotationHostPorts, "Random", v1alpha1.AnnotationHostPortsStatus, "[]", v1alpha1.AnnotationFloatingIPs, "10.0.70.5", "berth.device/addresses", "x")},
+			pod: testPod(1, v1alpha1.AnnotationNetworkProfile, "gold", v1alpha1.AnnotationHostPorts, "Random", v1alpha1.AnnotationHostPortsStatus, "[]", v1alpha1.AnnotationTookOver, "7", v1alpha1.AnnotationFloatingIPs, "10.0.70.5", "berth.device/addresses", "x")},
 		{name: "failover without an address", pod: testPod(0, v1alpha1.AnnotationFailover, "Automatic"), err: "the pod has annotation berth.dev/failover but no container requests berth.dev/ip"},
 		{name: "pools by label", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=db"), want: selected},
 		{name: "a selector that is none", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=(db"), err: "is not a label selector"},

@@ -22,14 +22,20 @@ type correction struct {
 	// did and about are logged after the write.
 	did   string
 	about []any
+	// taken says why another pod has the address now; empty: the holder is the same.
+	taken string
 	// warning is the note of an event Misplaced about the address and pod; empty: none.
 	warning string
 	pod     *v1.Pod
 }
 
 func (r *Reclaimer) correct(ctx context.Context, ip *v1alpha1.FloatingIP, c *correction) error {
-	if _, err := r.ips.Update(ctx, ip, *c.spec); err != nil {
+	updated, err := r.ips.Update(ctx, ip, *c.spec)
+	if err != nil {
 		return err
+	}
+	if c.taken != "" {
+		tenure.Log(tenure.Bound, updated, c.taken)
 	}
 	klog.FromContext(ctx).V(2).Info(c.did, append([]any{"ip", ip.Spec.Address}, c.about...)...)
 	if c.warning != "" {

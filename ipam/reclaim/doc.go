@@ -39,6 +39,13 @@
 // ([Reclaimer.namespaceGone]). Restored addresses wait for the first namespace of the name,
 // and are bound to it when keepUntil is over ([Reclaimer.endWait]).
 //
+// # Live migrations
+//
+// While a virtual machine moves, its address has two pods: the holder, and a twin, which the
+// scheduler records when it binds the target pod. When the target took over ([tookOver]), they swap.
+// When the holder is gone, the twin becomes the holder; when the twin is gone, it is dropped
+// ([turnOf]). So the release policy never sees an address with a twin.
+//
 // # Addresses of nodes
 //
 // A Node owns the addresses that pools give it ([v1alpha1.NodeAddresses]). It keeps an address

@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/lastnode"
@@ -53,6 +54,9 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 	pod, podExists, stopped, err := r.pod(ctx, ip)
 	if err != nil {
 		return facts{}, err
+	}
+	if next, err := r.gatherTwin(ctx, ip, pod, stopped); next != nil || err != nil {
+		return facts{correction: next}, err
 	}
 	if pod != nil {
 		switch classify(ip, pod, r.Recorded(pod.UID)) {
@@ -203,6 +207,17 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	} else if !isPod(owner) {
 		return nil, false, false, nil
 	}
+	holder, exists, stopped, err = r.livePodNow(ctx, ip, name, uid)
+	if ip.Spec.Pod == nil {
+		holder = nil
+	}
+	return holder, exists, stopped, err
+}
+
+// livePodNow returns the pod of a name and UID in the namespace of an address if it is alive. The
+// other results are as of pod.
+func (r *Reclaimer) livePodNow(ctx context.Context, ip *v1alpha1.FloatingIP, name string, uid types.UID) (live *v1.Pod, exists, stopped bool, err error) {
+	owner := ip.Spec.Owner
 	if name == "" {
 		return nil, false, false, nil // The API server has no pod without a name.
 	}
@@ -223,7 +238,7 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	if pod.UID != uid {
 		return nil, false, stopped, nil
 	}
-	if ip.Spec.Pod == nil || finished(pod) {
+	if finished(pod) {
 		return nil, true, lastnode.HasStopped(pod), nil
 	}
 	return pod, true, false, nil

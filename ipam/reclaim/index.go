@@ -25,6 +25,7 @@ import (
 
 // Indexes of the FloatingIP informer.
 const (
+	// byPodUID has the addresses of a pod: those that it holds, and those whose twin it is.
 	byPodUID = "podUID"
 	byOwner  = "owner"
 	// byPodName has the addresses that are kept for a pod name or belong to a pod.
@@ -58,12 +59,16 @@ func indexers() cache.Indexers {
 		})
 	}
 	return cache.Indexers{
-		byPodUID: of(func(spec *v1alpha1.FloatingIPSpec) string {
-			if spec.Pod == nil {
-				return ""
+		byPodUID: func(object any) (uids []string, _ error) {
+			spec := &object.(*v1alpha1.FloatingIP).Spec
+			if spec.Pod != nil {
+				uids = append(uids, string(spec.Pod.UID))
 			}
-			return string(spec.Pod.UID)
-		}),
+			if spec.Twin != nil {
+				uids = append(uids, string(spec.Twin.Pod.UID))
+			}
+			return uids, nil
+		},
 		byOwner: ofOwner(func(owner *v1alpha1.Owner) string { return ownerKey(owner.Kind, owner.Namespace, owner.Name) }),
 		byPodName: ofOwner(func(owner *v1alpha1.Owner) string {
 			switch {
@@ -105,7 +110,8 @@ func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](r.index, index, key)
 }
 
-// Recorded returns the addresses that record a pod, as the cache has them. It does not block.
+// Recorded returns the addresses that record a pod, as the holder or as the twin, as the cache has
+// them. It does not block.
 func (r *Reclaimer) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return r.indexed(byPodUID, string(uid))
 }
@@ -211,6 +217,12 @@ func (e *podEnd) doubt() {
 	e.doubted = true
 }
 
+func (r *Reclaimer) doubt(pod *v1alpha1.PodReference) {
+	if end, known := r.deleted.Get(pod.UID); known {
+		end.(*podEnd).doubt()
+	}
+}
+
 // believed is how long a deletion event of the watch counts without a question to the API server.
 const believed = 30 * time.Second
 
@@ -237,9 +249,10 @@ func (e *podEnd) counts(name string) bool {
 func (r *Reclaimer) addressHandler() cache.ResourceEventHandler {
 	changed := func(ip *v1alpha1.FloatingIP, again bool) {
 		if again && ip.Spec.Pod != nil {
-			if end, known := r.deleted.Get(ip.Spec.Pod.UID); known {
-				end.(*podEnd).doubt()
-			}
+			r.doubt(ip.Spec.Pod)
+		}
+		if again && ip.Spec.Twin != nil {
+			r.doubt(&ip.Spec.Twin.Pod)
 		}
 		r.addressChanged(ip, false)
 	}
@@ -320,6 +333,8 @@ func controllerUID(object metav1.Object) types.UID {
 func podChanged(before, after *v1.Pod) bool {
 	return before.UID != after.UID || before.Spec.NodeName != after.Spec.NodeName || finished(before) != finished(after) ||
 		controllerUID(before) != controllerUID(after) ||
+		before.Annotations[v1alpha1.AnnotationTookOver] != after.Annotations[v1alpha1.AnnotationTookOver] ||
+		before.Annotations[v1alpha1.AnnotationMigrated] != after.Annotations[v1alpha1.AnnotationMigrated] ||
 		!slices.Equal(before.Status.PodIPs, after.Status.PodIPs)
 }
 

@@ -45,7 +45,7 @@ type owners struct {
 	claims       cache.Indexer
 	services     corelisters.ServiceLister // nil: the program may not read Services
 	customs      *customkind.Reader
-	instances    *virtualmachine.Instances
+	instances    *virtualmachine.Watch
 }
 
 // Between finds the objects between a pod and its workload in the cache.

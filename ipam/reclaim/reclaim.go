@@ -164,7 +164,7 @@ func over(clients Clients, caches *Caches, ips ips, remembers int) *Reclaimer {
 		statefulSets: appslisters.NewStatefulSetLister(caches.StatefulSets), deployments: appslisters.NewDeploymentLister(caches.Deployments),
 		replicaSets: appslisters.NewReplicaSetLister(caches.ReplicaSets), daemonSets: appslisters.NewDaemonSetLister(caches.DaemonSets),
 		jobs: batchlisters.NewJobLister(caches.Jobs), cronJobs: batchlisters.NewCronJobLister(caches.CronJobs),
-		nodes: corelisters.NewNodeLister(caches.Nodes), claims: caches.IPClaims, instances: virtualmachine.New(clients.Metadata),
+		nodes: corelisters.NewNodeLister(caches.Nodes), claims: caches.IPClaims, instances: virtualmachine.New(clients.Metadata, virtualmachine.Instances),
 		customs: customkind.NewReader(customkind.Config{
 			Discovery: clients.Kube.Discovery(), Objects: clients.Dynamic, Metadata: clients.Metadata,
 			Slim: slimTemplate, IsPassing: isPassing, Refused: r.unfollowed,

@@ -52,7 +52,7 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 	}
 }
 
-// Recorded returns the addresses that record a pod.
+// Recorded returns the addresses that record a pod, as the holder or as the twin.
 func (c *Caches) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](c.FloatingIPs, byPodUID, string(uid))
 }
@@ -214,7 +214,7 @@ func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 		w.Set(seen.Name, Release)
 	case seen.Spec.Owner != nil && spec.Owner == nil:
 		w.Set(seen.Name, Drop)
-	case seen.Spec.Node != spec.Node:
+	case seen.Spec.Node != spec.Node && seen.Spec.Twin == nil:
 		w.Set(seen.Name, CorrectNode)
 	default:
 		w.Set(seen.Name, Correct)

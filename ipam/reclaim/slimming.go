@@ -196,6 +196,9 @@ func slimPod(o *v1.Pod) *v1.Pod {
 		return slim
 	}
 	slim.Status.PodIPs = o.Status.PodIPs
+	if at, ok := o.Annotations[v1alpha1.AnnotationMigrated]; ok {
+		metav1.SetMetaDataAnnotation(&slim.ObjectMeta, v1alpha1.AnnotationMigrated, at)
+	}
 	if wrongaddress.HasNetworks(o) {
 		metav1.SetMetaDataAnnotation(&slim.ObjectMeta, v1alpha1.AnnotationNetworks, "")
 	}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package virtualmachine finds the VirtualMachine of a pod of KubeVirt. The pod's controller is a
-// VirtualMachineInstance, which lives from a start of the machine to its next stop.
+// Package virtualmachine finds the objects of KubeVirt behind a pod. The pod's controller is a
+// VirtualMachineInstance, which lives from a start of the machine to its next stop. The target pod
+// of a live migration names a VirtualMachineInstanceMigration.
 package virtualmachine
 
 import (
@@ -12,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
@@ -19,45 +21,69 @@ import (
 	"github.com/berth-dev/berth/ipam/customkind"
 )
 
-// Resource of VirtualMachineInstances.
-var Resource = schema.GroupVersionResource{Group: "kubevirt.io", Version: "v1", Resource: "virtualmachineinstances"}
+// Resources of KubeVirt.
+var (
+	Instances  = schema.GroupVersionResource{Group: "kubevirt.io", Version: "v1", Resource: "virtualmachineinstances"}
+	Migrations = schema.GroupVersionResource{Group: "kubevirt.io", Version: "v1", Resource: "virtualmachineinstancemigrations"}
+)
 
-// Instances has the metadata of VirtualMachineInstances. Its watch begins at the first Get, because
-// most clusters have no VirtualMachineInstances. Safe for concurrent use.
-type Instances struct {
-	client metadata.Interface
+// Watch has the metadata of the objects of a resource. It begins at the first question, because most
+// clusters do not have KubeVirt. Safe for concurrent use.
+type Watch struct {
+	client   metadata.Interface
+	resource schema.GroupVersionResource
 
 	mu       sync.Mutex
-	ctx      context.Context //nolint:containedctx // of Run, for the informer that Get starts
+	ctx      context.Context //nolint:containedctx // of Run, for the informer that a question starts
 	informer cache.SharedIndexInformer
 	running  sync.WaitGroup
 	refused  error
 }
 
-// New returns Instances that watch with a client.
-func New(client metadata.Interface) *Instances { return &Instances{client: client} }
-
-// Run lets Get start the watch, which ends with ctx. It blocks.
-func (i *Instances) Run(ctx context.Context) {
-	i.mu.Lock()
-	i.ctx = ctx
-	i.mu.Unlock()
-	<-ctx.Done()
-	i.running.Wait()
+// New returns a Watch with a client.
+func New(client metadata.Interface, resource schema.GroupVersionResource) *Watch {
+	return &Watch{client: client, resource: resource}
 }
 
-// Get returns the metadata of an instance, without I/O. An unknown instance may be known at the
-// next attempt.
-func (i *Instances) Get(namespace, name string) (metav1.Object, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.informer == nil && i.ctx != nil && i.ctx.Err() == nil {
-		if err := i.start(i.ctx); err != nil {
-			return nil, err
+// Run lets questions start the watch, which ends with ctx. It blocks.
+func (w *Watch) Run(ctx context.Context) {
+	w.mu.Lock()
+	w.ctx = ctx
+	w.mu.Unlock()
+	<-ctx.Done()
+	w.running.Wait()
+}
+
+// Get returns the metadata of an object, without I/O. An unknown object may be known at the next
+// attempt.
+func (w *Watch) Get(namespace, name string) (metav1.Object, error) {
+	return w.find(name, func(known cache.Indexer) (any, bool, error) { return known.GetByKey(namespace + "/" + name) })
+}
+
+// WithUID is Get of the object with a UID.
+func (w *Watch) WithUID(namespace string, uid types.UID) (metav1.Object, error) {
+	return w.find(string(uid), func(known cache.Indexer) (any, bool, error) {
+		objects, err := known.ByIndex(cache.NamespaceIndex, namespace)
+		for _, object := range objects {
+			if object.(metav1.Object).GetUID() == uid {
+				return object, true, nil
+			}
+		}
+		return nil, false, err
+	})
+}
+
+// find starts the watch. described identifies the object in an error.
+func (w *Watch) find(described string, in func(cache.Indexer) (object any, found bool, err error)) (metav1.Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.informer == nil && w.ctx != nil && w.ctx.Err() == nil {
+		if err := w.start(w.ctx); err != nil {
+			return nil, fmt.Errorf("watch %s: %w", w.resource.GroupResource(), err)
 		}
 	}
-	if i.informer != nil {
-		object, found, err := i.informer.GetStore().GetByKey(namespace + "/" + name)
+	if w.informer != nil {
+		object, found, err := in(w.informer.GetIndexer())
 		if err != nil {
 			return nil, err
 		}
@@ -65,29 +91,29 @@ func (i *Instances) Get(namespace, name string) (metav1.Object, error) {
 			return object.(metav1.Object), nil
 		}
 	}
-	if i.refused != nil {
-		return nil, i.refused
+	if w.refused != nil {
+		return nil, w.refused
 	}
-	return nil, apierrors.NewNotFound(Resource.GroupResource(), name)
+	return nil, apierrors.NewNotFound(w.resource.GroupResource(), described)
 }
 
-func (i *Instances) start(ctx context.Context) error {
-	informer := metadatainformer.NewFilteredMetadataInformer(i.client, Resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+func (w *Watch) start(ctx context.Context) error {
+	informer := metadatainformer.NewFilteredMetadataInformer(w.client, w.resource, metav1.NamespaceAll, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
 	if err := informer.SetTransform(customkind.ControllerOnly); err != nil {
-		return fmt.Errorf("watch VirtualMachineInstances: %w", err)
+		return err
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
-		i.mu.Lock()
-		i.refused = nil
+		w.mu.Lock()
+		w.refused = nil
 		if apierrors.IsForbidden(err) {
-			i.refused = &customkind.ForbiddenError{Resource: Resource, OfWorkloads: true, Err: err}
+			w.refused = &customkind.ForbiddenError{Resource: w.resource, OfWorkloads: true, Err: err}
 		}
-		i.mu.Unlock()
+		w.mu.Unlock()
 		cache.DefaultWatchErrorHandler(ctx, reflector, err)
 	}); err != nil {
-		return fmt.Errorf("watch VirtualMachineInstances: %w", err)
+		return err
 	}
-	i.informer = informer
-	i.running.Go(func() { informer.RunWithContext(ctx) })
+	w.informer = informer
+	w.running.Go(func() { informer.RunWithContext(ctx) })
 	return nil
 }

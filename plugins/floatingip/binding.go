@@ -73,7 +73,9 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	})
 	if err == nil {
 		for _, ip := range s.reservation.Committed() {
-			tenure.Log(tenure.Bound, ip, "")
+			if ip.Spec.Pod.UID == pod.UID { // else it is the twin
+				tenure.Log(tenure.Bound, ip, "")
+			}
 		}
 		for _, text := range s.candidates.GivenUp() {
 			pl.handle.EventRecorder().Eventf(pod, nil, v1.EventTypeNormal, EventOtherPool, "Binding", "The pod has %s: %s", s.reservation.Names(), text)

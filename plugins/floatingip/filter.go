@@ -106,6 +106,9 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.short(pod.UID, ipam.LackOwner, why{causes: causeOwner})
 		return nil, toStatus(err)
 	}
+	if err := pl.migrates(pod, &request); err != nil {
+		return nil, toStatus(err)
+	}
 	candidates, err := pl.addresses.Candidates(request)
 	if err != nil {
 		lack := lackOf(err)
@@ -193,6 +196,9 @@ func lackOf(err error) ipam.Lack {
 // rejects says why a node with this reach cannot have a pod of a namespace under the state's
 // preemption; nil if it can.
 func (s *cycleState) rejects(reach *pools.Reach, namespace, node string) *ipam.Rejection {
+	if source := s.candidates.AtSource(node); source != nil {
+		return source
+	}
 	if s.preemption == nil {
 		return s.candidates.Rejects(reach)
 	}

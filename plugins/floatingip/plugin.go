@@ -78,7 +78,7 @@ type shared struct {
 	// ReplicaSet that never existed.
 	questions flowcontrol.RateLimiter
 
-	instances *virtualmachine.Instances
+	instances, migrations *virtualmachine.Watch
 }
 
 // questionsPerSecond is how often the API server is asked for a ReplicaSet while a pod waits,
@@ -186,7 +186,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, err
 	}
 	shared := &shared{
-		args: args, reader: podrequest.Reader{Galaxy: args.GalaxyAliases}, addresses: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, job: job, instances: virtualmachine.New(headers),
+		args: args, reader: podrequest.Reader{Galaxy: args.GalaxyAliases}, addresses: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, job: job, instances: virtualmachine.New(headers, virtualmachine.Instances), migrations: virtualmachine.New(headers, virtualmachine.Migrations),
 		questions: flowcontrol.NewTokenBucketRateLimiter(questionsPerSecond, 5*questionsPerSecond),
 		waiting:   newWaiting(handle, addresses, pods.isPending),
 		ending:    newEnding(addresses, pods),
@@ -206,6 +206,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	go addresses.Run(ctx)
 	go jobs.RunWithContext(ctx)
 	go shared.instances.Run(ctx)
+	go shared.migrations.Run(ctx)
 	go customs.run(ctx)
 	go shared.waiting.run(ctx)
 	f.shared = shared

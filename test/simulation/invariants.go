@@ -55,6 +55,9 @@ func Agree(pods []v1.Pod, ips []v1alpha1.FloatingIP) error {
 		} else if err := kept(&ips[i]); err != nil {
 			errs = append(errs, err)
 		}
+		if twin := ips[i].Spec.Twin; twin != nil {
+			byPod[twin.Pod.UID] = append(byPod[twin.Pod.UID], &ips[i])
+		}
 	}
 	for i := range pods {
 		pod := &pods[i]
@@ -72,7 +75,7 @@ func Agree(pods []v1.Pod, ips []v1alpha1.FloatingIP) error {
 			if !slices.Contains(names, ip.Name) || len(names) != len(held) {
 				errs = append(errs, fmt.Errorf("pod %s is annotated with %q, but has %s", pod.Name, names, texts(held)))
 			}
-			if ip.Spec.Node != pod.Spec.NodeName || ip.Spec.Owner == nil || ip.Spec.Owner.Namespace != pod.Namespace || ip.Spec.Pod.Name != pod.Name {
+			if node, _ := kubelet.NodeOf(ip, pod.UID); node != pod.Spec.NodeName || ip.Spec.Owner == nil || ip.Spec.Owner.Namespace != pod.Namespace {
 				errs = append(errs, fmt.Errorf("pod %s on %s has %s", pod.Name, pod.Spec.NodeName, texts(held)))
 			}
 		}

@@ -21,6 +21,9 @@
 //	  MAC       1 byte 0 or 6: its length, and its bytes
 //	signature   64 bytes, Ed25519, of all bytes before
 //
+// Messages of live migration, TakeOver and Yield, are in datagrams of their own: agents that do not
+// know them drop these, and no others.
+//
 // So a node speaks for itself only. The authority that signed the certificate identifies the
 // cluster. If somebody repeats a datagram, package answering heeds only messages that stay true;
 // all other messages need the nonce of a question.
@@ -106,6 +109,9 @@ func (c *Codec) encodeSome(head []byte, messages []answering.Message) (datagram 
 	var receivers []answering.Node
 	var nodes, body []byte
 	for _, m := range messages[:min(MaxMessages, len(messages))] {
+		if isOld(m.Kind) != isOld(messages[0].Kind) {
+			break
+		}
 		if m.From != c.own.Node {
 			return nil, 0, fmt.Errorf("a message is from %v, and the certificate of %v", m.From, c.own.Node)
 		}
@@ -187,7 +193,10 @@ func appendMessage(b []byte, m answering.Message, receiver byte) ([]byte, error)
 
 const macLength = 6
 
-func known(k answering.Kind) bool { return k >= answering.Assert && k <= answering.Call }
+func known(k answering.Kind) bool { return k >= answering.Assert && k <= answering.Yield }
+
+// isOld reports whether agents without live migration know a kind.
+func isOld(k answering.Kind) bool { return k <= answering.Call }
 
 // Decode returns the messages of a datagram, at least one, and the InternalIP of their node. An
 // error wraps one of the reasons above. Each unknown sender takes a token of unknown, which may be

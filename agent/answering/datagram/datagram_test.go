@@ -73,6 +73,31 @@ func TestFormat(t *testing.T) {
 	}
 }
 
+// Agents without live migration drop a datagram with messages of it: other messages are in others.
+func TestMigrationApart(t *testing.T) {
+	a := authority(t)
+	messages := samples()
+	messages = append(messages, answering.Message{Kind: answering.TakeOver, From: node1, To: node2, Address: netip.MustParseAddr("10.0.70.10"), Version: 5, Nonce: 7},
+		answering.Message{Kind: answering.Yield, From: node1, To: node2, Address: netip.MustParseAddr("10.0.70.11"), Version: 6, Nonce: 8}, samples()[0])
+	reader := codec(t, node2, a)
+	var got []answering.Message
+	for _, d := range encode(t, codec(t, node1, a), messages...) {
+		_, some, err := reader.Decode(d, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range some {
+			if isOld(m.Kind) != isOld(some[0].Kind) {
+				t.Errorf("a datagram has both %v and %v", some[0], m)
+			}
+		}
+		got = append(got, some...)
+	}
+	if diff := cmp.Diff(messages, got, equal); diff != "" {
+		t.Errorf("messages (-said +read):\n%s", diff)
+	}
+}
+
 func TestRoundTrip(t *testing.T) {
 	a := authority(t)
 	from, got, err := codec(t, node2, a).Decode(encode(t, codec(t, node1, a), samples()...)[0], nil, nil)
@@ -325,7 +350,7 @@ func TestRefuses(t *testing.T) {
 		"more than it says":             {signed("\x00\x01" + message + "x"), ErrMalformed},
 		"fewer receivers":               {signed("\x09\x01" + message), ErrMalformed},
 		"kind 0":                        {signed("\x00\x01\x00" + message[1:]), ErrMalformed},
-		"an unknown kind":               {signed("\x00\x01\x05" + message[1:]), ErrMalformed},
+		"an unknown kind":               {signed("\x00\x01\x07" + message[1:]), ErrMalformed},
 		"an unknown receiver":           {signed("\x00\x01\x03\x01" + message[2:]), ErrMalformed},
 		"an address of 5 bytes":         {signed("\x00\x01\x03\x00\x05abcde" + message[3:]), ErrMalformed},
 		"IPv4 in IPv6":                  {signed("\x00\x01\x03\x00\x10" + strings.Repeat("\x00", 10) + "\xff\xffabcd" + message[3:]), ErrMalformed},

@@ -245,7 +245,7 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 		if err != nil {
 			return nil, err
 		}
-		if pod != nil && ip.Spec.Pod != nil && ip.Spec.Pod.UID != pod.UID {
+		if pod != nil && ip.Spec.Pod != nil && ip.Spec.Pod.Name == pod.Name && ip.Spec.Pod.UID != pod.UID {
 			each.Note = "recorded for an earlier pod of this name"
 		}
 		found = append(found, each)

@@ -240,6 +240,12 @@ var broken = []struct {
 		c.ips = slices.Delete(c.ips, 1, 2)
 		c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
 	}, []Code{NotRecorded, TwoPods}},
+	{"a virtual machine moves", func(c *cluster) {
+		c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.0.70.10"}}
+		c.ips[0].Spec.Twin = &v1alpha1.Twin{Pod: v1alpha1.PodReference{Name: c.pods[1].Name, UID: c.pods[1].UID}, Node: c.pods[1].Spec.NodeName}
+		c.ips = slices.Delete(c.ips, 1, 2)
+		c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
+	}, nil},
 	{"other IPs", func(c *cluster) { c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.0.70.15"}} }, []Code{OtherPodIPs}},
 	{"other IPs on another interface", func(c *cluster) {
 		c.pods[1].Annotations[v1alpha1.AnnotationNetworks] = "floating"

@@ -267,6 +267,9 @@ func (c *comparison) comparePods() {
 		c.comparePod(pod, shared)
 	}
 	for addr, several := range shared {
+		if c.moves(addr, several) {
+			continue
+		}
 		slices.SortFunc(several, func(a, b *v1.Pod) int {
 			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 		})
@@ -279,6 +282,13 @@ func (c *comparison) comparePods() {
 		c.add(Finding{Code: TwoPods, Address: addr.String(), Objects: append(objects, Object{Kind: "FloatingIP", Name: v1alpha1.NameOf(addr)}), Command: "kubectl berth who " + addr.String()},
 			"", "%s is the address of %d pods: %s", addr, len(several), strings.Join(names, ", "))
 	}
+}
+
+// moves says whether pods have an address because a virtual machine moves from one to the other.
+func (c *comparison) moves(addr netip.Addr, pods []*v1.Pod) bool {
+	return !slices.ContainsFunc(pods, func(pod *v1.Pod) bool {
+		return !slices.ContainsFunc(c.Recorded(pod.UID), func(ip *v1alpha1.FloatingIP) bool { return ip.Addr() == addr })
+	})
 }
 
 // comparePod looks at the addresses that record a pod, and its IPs. Its annotation is its user's.

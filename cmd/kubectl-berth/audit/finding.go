@@ -144,7 +144,7 @@ type AdmissionPolicy struct {
 var admissionPolicies = []string{
 	"agents-of-certificates.berth.dev", "agents-of-events.berth.dev", "agents-of-floatingips.berth.dev", "agents-of-nodeassignments.berth.dev",
 	"diagnosis-tokens.berth.dev", "diagnosis.berth.dev", "held-addresses.berth.dev", "host-ports-value.berth.dev", "host-ports.berth.dev", "in-use.berth.dev", "ippools.berth.dev", "nodeassignments.berth.dev", "operators.berth.dev",
-	"pools-addresses.berth.dev",
+	"pools-addresses.berth.dev", "took-over.berth.dev",
 }
 
 // AdmissionPolicies returns Berth's admission policies, and a finding for each that is not in

@@ -127,7 +127,7 @@ func (c *Call) Namespaces(ctx context.Context) func(name string) (metav1.Object,
 func (c *Call) Between(ctx context.Context) podrequest.Between {
 	return podrequest.Between{
 		ReplicaSet: c.named(ctx, "ReplicaSet"), Job: c.named(ctx, "Job"), StatefulSet: c.named(ctx, "StatefulSet"), Pod: c.named(ctx, "Pod"),
-		VirtualMachineInstance: c.once(ctx, virtualmachine.Resource),
+		VirtualMachineInstance: c.once(ctx, virtualmachine.Instances),
 	}
 }
 

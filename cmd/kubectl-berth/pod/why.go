@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -258,6 +259,7 @@ func (l *look) bound(ctx context.Context, why *Why) error {
 	if err != nil {
 		return err
 	}
+	moves := ""
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)
 		if err != nil {
@@ -275,6 +277,9 @@ func (l *look) bound(ctx context.Context, why *Why) error {
 			why.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
 		default:
 			has.Pool, has.Problem = ip.Spec.Pool, l.disagreement(ip)
+			if ip.Spec.Twin != nil && ip.Spec.Owner != nil {
+				moves = fmt.Sprintf(" Of %s, which pod %s on node %s has: %s.", has.Address, ip.Spec.Pod.Name, ip.Spec.Node, standing.Moves(&ip.Spec))
+			}
 		}
 		why.Addresses = append(why.Addresses, has)
 		if has.Problem != "" && why.Problem == "" {
@@ -286,10 +291,10 @@ func (l *look) bound(ctx context.Context, why *Why) error {
 		why.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
 	}
 	if agentpod.IsReady(l.pod) {
-		why.Says = "The pod is bound and ready."
+		why.Says = "The pod is bound and ready." + moves
 		return nil
 	}
-	why.Says = "The pod is bound, and is not ready."
+	why.Says = "The pod is bound, and is not ready." + moves
 	if err := why.withoutRight(l.eventsOf(ctx, why, string(l.pod.UID))); err != nil {
 		return err
 	}
@@ -327,6 +332,8 @@ func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 	switch spec := &ip.Spec; {
 	case spec.Pod == nil:
 		return "its FloatingIP records no pod"
+	case spec.Twin != nil && spec.Twin.Pod.UID == l.pod.UID && spec.Twin.Node == l.pod.Spec.NodeName:
+		return ""
 	case spec.Pod.UID != l.pod.UID:
 		return fmt.Sprintf("its FloatingIP records another pod, %s", spec.Pod.Name)
 	case spec.Node != l.pod.Spec.NodeName:

@@ -219,6 +219,8 @@ func AddressOf(ip *v1alpha1.FloatingIP) Address {
 		a.Note = fmt.Sprintf("node %s itself has it (spec.nodeAddresses of IPPool %s)", spec.Node, spec.Pool)
 	case spec.Owner.IsNode():
 		a.Note = fmt.Sprintf("IPPool %s keeps it for a node of the name %s", spec.Pool, spec.Owner.Name)
+	case spec.Twin != nil:
+		a.Note = Moves(spec)
 	case spec.Service != nil:
 		a.Note = fmt.Sprintf("Service %s has it: kubectl get nodeassignments shows which nodes carry it", a.Service)
 	}
@@ -226,6 +228,14 @@ func AddressOf(ip *v1alpha1.FloatingIP) Address {
 		a.Note = "a host outside of the cluster has it, too: kubectl describe floatingip " + ip.Name
 	}
 	return a
+}
+
+// Moves says where an address with a twin moves to or from.
+func Moves(spec *v1alpha1.FloatingIPSpec) string {
+	if spec.AwaitsTakeOver() {
+		return fmt.Sprintf("live migration: pod %s on node %s is to take it over", spec.Twin.Pod.Name, spec.Twin.Node)
+	}
+	return fmt.Sprintf("live migration: it moved here from pod %s on node %s, which has not ended yet", spec.Twin.Pod.Name, spec.Twin.Node)
 }
 
 // NeedsPools says whether [Address.Cool] has something to add.

@@ -113,6 +113,21 @@ func TestOfNode(t *testing.T) {
 	}
 }
 
+// Of an address that moves with a virtual machine the note says where to, and later where from.
+func TestMoves(t *testing.T) {
+	ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{
+		Address: "10.0.70.10", Node: "node1", Owner: &v1alpha1.Owner{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachine", Namespace: "shop", Name: "vm"},
+		Pod: &v1alpha1.PodReference{Name: "a"}, Twin: &v1alpha1.Twin{Pod: v1alpha1.PodReference{Name: "b"}, Node: "node2"},
+	}}
+	if a := AddressOf(ip); a.State != Held || a.Pod.Name != "a" || a.Note != "live migration: pod b on node node2 is to take it over" {
+		t.Errorf("before the take-over it is %+v", a)
+	}
+	ip.Spec.Pod, ip.Spec.Node, ip.Spec.Twin, ip.Spec.LastPod = &ip.Spec.Twin.Pod, "node2", &v1alpha1.Twin{Pod: v1alpha1.PodReference{Name: "a"}, Node: "node1"}, "a"
+	if a := AddressOf(ip); a.State != Held || a.Pod.Name != "b" || a.Note != "live migration: it moved here from pod a on node node1, which has not ended yet" {
+		t.Errorf("after the take-over it is %+v", a)
+	}
+}
+
 // Each record that the API server admits has a state and a text.
 func TestCombinations(t *testing.T) {
 	now := time.Now()

@@ -274,7 +274,7 @@ func (t *Target) Has(ip *v1alpha1.FloatingIP) bool {
 	case t.Kind != "Pod":
 		return t.Is(spec.Owner.Kind) && spec.Owner.Name == t.Name
 	case spec.Pod != nil:
-		return spec.Pod.Name == t.Name
+		return spec.Pod.Name == t.Name || spec.Twin != nil && spec.Twin.Pod.Name == t.Name
 	}
 	return spec.Owner.PodName == t.Name || spec.Owner.PodName == "" && spec.LastPod == t.Name
 }

@@ -104,7 +104,11 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return err
 	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
-	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), s.checkAnswers(plan.gateway, host), k.check(plan)}
+	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), s.checkAnswers(plan.gateway, host)}
+	if spec.Standby {
+		return errors.Join(errs...)
+	}
+	errs = append(errs, k.check(plan))
 	if a.Routed {
 		return errors.Join(append(errs, k.checkAdvertised(spec, a.Address, host.Attrs().Index))...)
 	}

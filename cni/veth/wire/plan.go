@@ -37,6 +37,9 @@ type Spec struct {
 	// Routed says that the network routes packets for the addresses to this node without asking for
 	// them: the node neither answers for them nor announces them.
 	Routed bool
+	// Standby says that the pod has yet to get its addresses: the pair is made, and the node carries
+	// nothing.
+	Standby bool
 	// Advertised has the addresses that routing daemons announce from this node (api.Address.Routed),
 	// each with the time since which the pod has it. nil leaves the table of advertised addresses
 	// unchanged.

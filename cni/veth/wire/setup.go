@@ -207,6 +207,9 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 		return err
 	}
 	fault.Point("veth/gateway")
+	if spec.Standby {
+		return nil
+	}
 	if err := w.setupRouting(plan); err != nil {
 		return err
 	}

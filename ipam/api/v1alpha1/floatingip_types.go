@@ -99,6 +99,7 @@ type FloatingIPStatus struct {
 //
 // +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
+// +kubebuilder:validation:XValidation:rule="!has(self.twin) || has(self.pod)",message="is the other pod of a live migration: leave it out while no pod has the address",fieldPath=".twin"
 // +kubebuilder:validation:XValidation:rule="!has(self.service) || !has(self.pod)",message="says which Service has the address: leave it out while a pod has it",fieldPath=".service"
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.owner) && !has(self.pod) && !has(self.service)",message="says that pods leave by the address of an IPClaim: leave it out without spec.owner, and while a pod or a Service has the address",fieldPath=".egress"
 // +kubebuilder:validation:XValidation:rule="!has(self.pod) && !has(self.service) || has(self.owner) && self.owner.namespace.size() > 0",message="has the namespace of the pod or Service that has the address: set spec.owner with a namespace, or leave spec.pod and spec.service out",fieldPath=".owner"
@@ -137,6 +138,13 @@ type FloatingIPSpec struct {
 	//
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
+
+	// twin is the other pod of a live migration of the virtual machine that has the address. Before the
+	// take-over it is the target pod, which is ready to answer for the address. Afterwards it is the
+	// source pod, until that pod ends. The holder is always pod, on node.
+	//
+	// +optional
+	Twin *Twin `json:"twin,omitempty"`
 
 	// service is the holder of the address, if a Service of type LoadBalancer has it. The
 	// NodeAssignments say which nodes carry the address for the Service.
@@ -436,6 +444,21 @@ type PodReference struct {
 	// +optional
 	Failover bool `json:"failover,omitempty"`
 }
+
+// Twin is a second pod of a virtual machine, with the same address, while the machine moves.
+type Twin struct {
+	// pod that is the target, or was the source, of the live migration.
+	Pod PodReference `json:"pod"`
+	// node that the pod was bound to.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+}
+
+// AwaitsTakeOver returns whether the twin is the target of a live migration and has not taken the
+// address over, by this record. After that it is the source, which is also the last pod.
+func (s *FloatingIPSpec) AwaitsTakeOver() bool { return s.Twin != nil && s.Twin.Pod.Name != s.LastPod }
 
 // ServiceReference identifies a Service. Its namespace is the owner's.
 type ServiceReference struct {

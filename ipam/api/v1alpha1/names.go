@@ -88,6 +88,18 @@ const (
 	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
 )
 
+// AnnotationTookOver says, on the target pod of a live migration, that the pod's node answers for
+// the pod's addresses: for those whose FloatingIPs had this resource version at most. The node's
+// agent says so ([PodResult]), and berth-controller writes it.
+const AnnotationTookOver = GroupName + "/took-over"
+
+// KubeVirt writes LabelMigration on the target pod of a live migration, with the UID of the
+// VirtualMachineInstanceMigration, and AnnotationMigrated when the machine runs in that pod.
+const (
+	LabelMigration     = "kubevirt.io/migrationJobUID"
+	AnnotationMigrated = "kubevirt.io/migration-target-ready-timestamp"
+)
+
 // AnnotationDefaultNetwork (Multus) names the first network of a pod, AnnotationNetworks (Network
 // Plumbing Working Group) the others. A pod reads the addresses of its networks in
 // AnnotationNetworkStatus, and its host ports, in Galaxy's form, in AnnotationPortMapping.

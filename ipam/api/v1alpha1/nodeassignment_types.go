@@ -266,11 +266,18 @@ type PodResult struct {
 	//
 	// +optional
 	PortMapping string `json:"portMapping,omitempty"`
+	// tookOver is the pod's annotation berth.dev/took-over: the node answers for the addresses that the
+	// pod has as a twin, and this is the highest resource version of their FloatingIPs. The agent tells
+	// it again while a newer FloatingIP does not name the pod as the holder.
+	//
+	// +kubebuilder:validation:MaxLength=20
+	// +optional
+	TookOver string `json:"tookOver,omitempty"`
 }
 
 // Annotations returns the annotations of the pod with these results.
 func (r *PodResult) Annotations() map[string]string {
-	all := map[string]string{AnnotationNetworkStatus: r.NetworkStatus, AnnotationHostPortsStatus: r.HostPortsStatus, AnnotationPortMapping: r.PortMapping}
+	all := map[string]string{AnnotationNetworkStatus: r.NetworkStatus, AnnotationHostPortsStatus: r.HostPortsStatus, AnnotationPortMapping: r.PortMapping, AnnotationTookOver: r.TookOver}
 	maps.DeleteFunc(all, func(_, value string) bool { return value == "" })
 	return all
 }

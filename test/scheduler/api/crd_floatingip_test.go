@@ -86,6 +86,11 @@ func TestFloatingIPValidation(t *testing.T) {
 			checkAnswer(t, err, tc.want)
 		}
 	})
+	t.Run("moves without a pod", func(t *testing.T) {
+		w := w.On(t)
+		_, err := w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.3", types.MergePatchType, []byte(`{"spec":{"twin":{"pod":{"name":"web","uid":"a"},"node":"node2"}}}`), metav1.PatchOptions{})
+		checkAnswer(t, err, "is the other pod of a live migration: leave it out while no pod has the address")
+	})
 	t.Run("the default policy is filled in", func(t *testing.T) {
 		w := w.On(t)
 		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.3", metav1.GetOptions{})

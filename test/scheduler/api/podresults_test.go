@@ -95,11 +95,11 @@ func TestPodResults(t *testing.T) {
 	other := pods["again"].DeepCopy()
 	other.UID = "another"
 	// The pod of this node is the last one: what comes before it is decided when it says it.
-	if err := w.tell("node1", "node1", `,"annotations":{"example.com/mine":"yes"},"berth.dev/floating-ips":"10.0.70.2","hostPortsStatus":"[]","portMapping":"[1]"`, pods["theirs"], other, pods["mine"]); err != nil {
+	if err := w.tell("node1", "node1", `,"annotations":{"example.com/mine":"yes"},"berth.dev/floating-ips":"10.0.70.2","hostPortsStatus":"[]","portMapping":"[1]","tookOver":"7"`, pods["theirs"], other, pods["mine"]); err != nil {
 		t.Fatal(err)
 	}
 	all := says(pods["mine"])
-	all[v1alpha1.AnnotationHostPortsStatus], all[v1alpha1.AnnotationPortMapping] = "[]", "[1]"
+	all[v1alpha1.AnnotationHostPortsStatus], all[v1alpha1.AnnotationPortMapping], all[v1alpha1.AnnotationTookOver] = "[]", "[1]", "7"
 	w.has(pods["mine"], all)
 	w.has(pods["theirs"], nil)
 	w.has(pods["again"], nil)
@@ -157,5 +157,39 @@ func TestManyPodResults(t *testing.T) {
 	}
 	if err := w.tell("node1", "node1", "", of(1025, 1)...); !apierrors.IsInvalid(err) {
 		t.Errorf("one more: %v, want it refused", err)
+	}
+}
+
+// Only berth-controller says that a pod took its address over: neither the author of a pod does, nor
+// who may change it. An administrator may restore it.
+func TestTookOverIsTold(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	w.Bind("edit", "system:serviceaccount:"+simulation.Namespace+":author")
+	author := account(w, simulation.Namespace, "author", "")
+	w.Create(simulation.NewPod("target"))
+	forged := simulation.NewPod("forged", simulation.Annotated(v1alpha1.AnnotationTookOver, "7"))
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	const because = "only berth-controller writes the annotation berth.dev/took-over"
+	// The API server takes a moment to enforce a policy that was just made, and a role.
+	w.Eventually("wait for a pod with the annotation to be refused", func() error {
+		if _, err := author.CoreV1().Pods(simulation.Namespace).Create(w.Ctx, forged, dry); err == nil || !strings.Contains(err.Error(), because) {
+			return fmt.Errorf("not refused: %w", errors.Join(err, errors.New("the author of a pod says so")))
+		}
+		return nil
+	})
+	annotate := func(key string) error {
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"7"}}}`, key)
+		_, err := author.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "target", types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	}
+	if err := annotate(v1alpha1.AnnotationTookOver); err == nil || !strings.Contains(err.Error(), because) {
+		t.Errorf("who may change the pod says so: %v", err)
+	}
+	if err := annotate("another"); err != nil {
+		t.Errorf("another annotation: %v", err)
+	}
+	if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Create(w.Ctx, forged, dry); err != nil {
+		t.Errorf("an administrator restores the pod: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ package retention
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -20,8 +22,9 @@ import (
 
 // The kinds of KubeVirt, which have no scale subresource.
 var (
-	machineKind  = customkind.Kind{GVK: schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", Kind: "VirtualMachine"}, Resource: "virtualmachines", Scaleless: true}
-	instanceKind = customkind.Kind{GVK: schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", Kind: "VirtualMachineInstance"}, Resource: "virtualmachineinstances", Scaleless: true}
+	machineKind   = customkind.Kind{GVK: schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", Kind: "VirtualMachine"}, Resource: "virtualmachines", Scaleless: true}
+	migrationKind = customkind.Kind{GVK: schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", Kind: "VirtualMachineInstanceMigration"}, Resource: "virtualmachineinstancemigrations", Scaleless: true}
+	instanceKind  = customkind.Kind{GVK: schema.GroupVersionKind{Group: "kubevirt.io", Version: "v1", Kind: "VirtualMachineInstance"}, Resource: "virtualmachineinstances", Scaleless: true}
 )
 
 // machines are what KubeVirt makes: an instance for each run of a machine, and a pod of it.
@@ -51,7 +54,7 @@ func (m machines) delete(kind customkind.Kind, name string) {
 
 // launcher is a pod of an instance.
 func launcher(name string, instance *unstructured.Unstructured, options ...func(*v1.Pod)) *v1.Pod {
-	pod := simulation.NewPod(name, append(options, simulation.Policy(v1alpha1.ReleaseRetain))...)
+	pod := simulation.NewPod(name, append([]func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain)}, options...)...)
 	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(instance, instance.GroupVersionKind())}
 	return pod
 }
@@ -120,4 +123,135 @@ func TestVirtualMachine(t *testing.T) {
 		return nil
 	})
 	w.Invariants()
+}
+
+// migrate makes a migration and its target pod, as virt-controller does.
+func (m machines) migrate(name string, instance *unstructured.Unstructured, options ...func(*v1.Pod)) {
+	m.T.Helper()
+	migration := m.create(migrationKind, name, nil, nil)
+	m.Create(launcher(name, instance, append(options, targetOf(string(migration.GetUID())))...))
+}
+
+// targetOf makes a pod the target of a migration.
+func targetOf(migration string) func(*v1.Pod) {
+	return func(pod *v1.Pod) { pod.Labels = map[string]string{v1alpha1.LabelMigration: migration} }
+}
+
+// say writes an annotation of a pod as berth-controller and virt-controller do.
+func (m machines) say(pod, annotation, value string) {
+	m.T.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, annotation, value)
+	if _, err := m.Kube.CoreV1().Pods(simulation.Namespace).Patch(m.Ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		m.T.Fatal(err)
+	}
+}
+
+// becomes waits until an address has this holder and this twin, on their nodes.
+func (m machines) becomes(address, holder, twin string) (version string) {
+	m.T.Helper()
+	m.Eventually(fmt.Sprintf("wait for %s to be with %s, and with %s as its twin", address, holder, twin), func() error {
+		ip, err := m.Berth.FloatingIPs.Get(m.Ctx, address, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var has, other string
+		if ip.Spec.Pod != nil && ip.Spec.Node == m.Get(ip.Spec.Pod.Name).Spec.NodeName {
+			has = ip.Spec.Pod.Name
+		}
+		if ip.Spec.Twin != nil && ip.Spec.Twin.Node == m.Get(ip.Spec.Twin.Pod.Name).Spec.NodeName {
+			other = ip.Spec.Twin.Pod.Name
+		}
+		if version = ip.ResourceVersion; has != holder || other != twin {
+			return fmt.Errorf("it is with %q, and the twin is %q: %+v", has, other, ip.Spec)
+		}
+		return nil
+	})
+	return version
+}
+
+// finish ends a pod as its kubelet does when the guest left.
+func (m machines) finish(pod string) {
+	m.T.Helper()
+	if err := m.SetPhase(m.Get(pod), v1.PodSucceeded); err != nil {
+		m.T.Fatal(err)
+	}
+}
+
+// A virtual machine moves with its address, there and back. A migration that fails leaves it where
+// it was, and a pod that only says that it is a target gets nothing.
+func TestLiveMigration(t *testing.T) {
+	t.Parallel()
+	w := simulation.NewWith(t, simulation.Options{Patience: time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})
+	w.Nodes(3)
+	w.DefineKinds([]customkind.Kind{machineKind, instanceKind, migrationKind})
+	// The pool does not serve node3.
+	w.Pool("web", "10.0.70.10-10.0.70.19", func(pool *v1alpha1.IPPool) {
+		pool.Spec.Cooldown = &metav1.Duration{}
+		pool.Spec.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: v1.LabelHostname, Operator: metav1.LabelSelectorOpNotIn, Values: []string{"node3"}}}}
+	})
+	w.Kubelet()
+	w.Scheduler(simulation.SchedulerOptions{})
+	w.Controller()
+	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleasePodDeleted} {
+		t.Run(string(policy), func(t *testing.T) {
+			w := w.On(t)
+			m := machines{w}
+			name := strings.ToLower(string(policy))
+			under := simulation.Policy(policy)
+			pod := func(n string) string { return name + "-" + n }
+			machine := m.create(machineKind, name, nil, map[string]any{})
+			instance := m.create(instanceKind, name, machine, nil)
+			w.Create(launcher(pod("aaaaa"), instance, under))
+			address := w.Address(pod("aaaaa"))
+
+			w.Create(launcher(pod("poser"), instance, under, targetOf("no-such-migration")))
+			w.Eventually("wait for the poser to be refused", func() error {
+				if texts := fmt.Sprint(simulation.ConditionTexts(w.Get(pod("poser")))); !strings.Contains(texts, `"no-such-migration" not found`) {
+					return fmt.Errorf("it says %s", texts)
+				}
+				return nil
+			})
+			w.Delete(pod("poser"))
+
+			// The agent of the target's node says that it answers.
+			m.migrate(pod("bbbbb"), instance, under)
+			if got := w.Address(pod("bbbbb")); got != address {
+				t.Fatalf("the target has %s, want %s", got, address)
+			}
+			version := m.becomes(address, pod("aaaaa"), pod("bbbbb"))
+			m.say(pod("bbbbb"), v1alpha1.AnnotationTookOver, version)
+			m.becomes(address, pod("bbbbb"), pod("aaaaa"))
+			m.finish(pod("aaaaa"))
+			m.becomes(address, pod("bbbbb"), "")
+
+			// Back, where KubeVirt says that the machine runs.
+			m.migrate(pod("ccccc"), instance, under)
+			m.becomes(address, pod("bbbbb"), pod("ccccc"))
+			m.say(pod("ccccc"), v1alpha1.AnnotationMigrated, "2030-01-02T03:04:05Z")
+			m.becomes(address, pod("ccccc"), pod("bbbbb"))
+			// The next migration waits for the end of this one.
+			m.migrate(pod("ddddd"), instance, under)
+			w.Refused(pod("ddddd"), "already moves to or from pod")
+			m.finish(pod("bbbbb"))
+			m.becomes(address, pod("ccccc"), pod("ddddd"))
+
+			// It fails, before and after the cut.
+			m.finish(pod("ddddd"))
+			m.becomes(address, pod("ccccc"), "")
+			m.migrate(pod("eeeee"), instance, under)
+			m.say(pod("eeeee"), v1alpha1.AnnotationTookOver, m.becomes(address, pod("ccccc"), pod("eeeee")))
+			m.becomes(address, pod("eeeee"), pod("ccccc"))
+			w.Delete(pod("eeeee"))
+			m.becomes(address, pod("ccccc"), "")
+			w.Invariants()
+
+			// The machine stops while it moves.
+			m.migrate(pod("fffff"), instance, under)
+			m.becomes(address, pod("ccccc"), pod("fffff"))
+			w.Delete(pod("ccccc"), pod("fffff"))
+			want := map[v1alpha1.ReleasePolicy]string{v1alpha1.ReleaseRetain: "kept", v1alpha1.ReleasePodDeleted: "free"}[policy]
+			w.Eventually("wait for the address to be "+want, func() error { return w.Becomes(address, want) })
+			w.Invariants()
+		})
+	}
 }

@@ -260,11 +260,31 @@ func (k *Kubelets) take(pod *v1.Pod, names ...string) {
 			continue
 		}
 		for _, other := range pods {
+			if areTwins(other, pod) || areTwins(pod, other) {
+				continue
+			}
 			k.Complain("DUPLICATE on the nodes: live pods %s/%s (%s) and %s/%s (%s) both have %s", other.Namespace, other.Name, other.UID, pod.Namespace, pod.Name, pod.UID, name)
 		}
 		pods[pod.UID] = pod
 		k.names[pod.UID] = append(k.names[pod.UID], name)
 	}
+}
+
+// areTwins says whether a pod is the target of a live migration, and another the source.
+func areTwins(source, target *v1.Pod) bool {
+	of, to := metav1.GetControllerOfNoCopy(source), metav1.GetControllerOfNoCopy(target)
+	return target.Labels[v1alpha1.LabelMigration] != "" && of != nil && to != nil && of.UID == to.UID && source.Spec.NodeName != target.Spec.NodeName
+}
+
+// NodeOf returns the node for which an address records a pod, as its holder or its twin.
+func NodeOf(ip *v1alpha1.FloatingIP, pod types.UID) (node string, recorded bool) {
+	switch spec := &ip.Spec; {
+	case spec.Pod != nil && spec.Pod.UID == pod:
+		return spec.Node, true
+	case spec.Twin != nil && spec.Twin.Pod.UID == pod:
+		return spec.Twin.Node, true
+	}
+	return "", false
 }
 
 func (k *Kubelets) unwire(pod *v1.Pod, gone bool) {
@@ -363,11 +383,14 @@ func (k *Kubelets) wire(key string, pod *v1.Pod) bool {
 	var wired []string
 	for _, name := range names {
 		ip, err := k.Berth.FloatingIPs.Get(k.ctx, name, metav1.GetOptions{})
-		holds := err == nil && ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID
-		if holds && ip.Spec.Node != pod.Spec.NodeName {
+		node, holds := "", false
+		if err == nil {
+			node, holds = NodeOf(ip, pod.UID)
+		}
+		if holds && node != pod.Spec.NodeName {
 			// Of two schedulers one lost; the controller corrects the node.
 			if k.Strict && k.queue.NumRequeues(key) == wrongNodeTries && k.alive(pod) {
-				k.Complain("pod %s is on %s and cannot start: FloatingIP %s still names node %q", pod.Name, pod.Spec.NodeName, name, ip.Spec.Node)
+				k.Complain("pod %s is on %s and cannot start: FloatingIP %s still names node %q", pod.Name, pod.Spec.NodeName, name, node)
 			}
 			return false
 		}
@@ -408,7 +431,11 @@ func (k *Kubelets) checkHeld(pod *v1.Pod) {
 	}
 	for _, name := range k.heldBy(pod) {
 		ip, err := k.Berth.FloatingIPs.Get(k.ctx, name, metav1.GetOptions{})
-		taken := apierrors.IsNotFound(err) || err == nil && (ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID)
+		taken := apierrors.IsNotFound(err)
+		if err == nil {
+			_, recorded := NodeOf(ip, pod.UID)
+			taken = !recorded
+		}
 		if taken && k.alive(pod) {
 			k.Complain("pod %s/%s is being deleted but has not ended, and %s was taken from it: %+v", pod.Namespace, pod.Name, name, ip)
 		}

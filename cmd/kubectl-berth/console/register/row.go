@@ -36,6 +36,8 @@ type Row struct {
 	identity, lastPod          string
 	since, released            int64 // seconds since 1970; 0: not set
 	kind, rule, subnet, reason text
+	// twin is nil but in a live migration.
+	twin *v1alpha1.Twin
 }
 
 // text is a text that many rows have: pools, namespaces, owners, nodes. There is one copy of it.
@@ -89,6 +91,7 @@ func RowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	if spec.Pod != nil {
 		r.pod = spec.Pod.Name
 	}
+	r.twin = spec.Twin
 	if spec.Service != nil {
 		r.service, r.lastPod = true, spec.Service.Name
 	}
@@ -136,7 +139,7 @@ func floatingIP(r *Row) *v1alpha1.FloatingIP {
 		ip.Spec.Egress = &v1alpha1.EgressHolder{}
 	}
 	if r.pod != "" {
-		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}
+		ip.Spec.Pod, ip.Spec.Twin = &v1alpha1.PodReference{Name: r.pod}, r.twin
 	}
 	if r.reason != (text{}) {
 		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: r.reason.String()}

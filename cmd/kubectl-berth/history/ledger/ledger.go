@@ -137,7 +137,11 @@ func isOfEarlier(last *Tenure, c *change) bool {
 func whyEnded(last *Tenure, c *change) string {
 	switch {
 	case c.state == standing.Held && last.State == standing.Held:
-		return "its owner's pod " + c.Pod + " took it"
+		took := "its owner's pod " + c.Pod + " took it"
+		if c.why != "" {
+			took += ": " + c.why
+		}
+		return took
 	case c.state == standing.Held:
 		return "pod " + c.Pod + " got it"
 	}

@@ -72,6 +72,8 @@ func TestTenures(t *testing.T) {
 12:00 - Held shop/web-0 u2 n1 web: `},
 		{"the next pod is sooner than the end of the former", []string{klogged("10:00", bound, "web-a", "u1"), klogged("11:00", bound, "web-b", "u2"), klogged("12:00", ended, "web-a", "u1")}, `10:00 11:00 Held shop/web-a u1 n1 web: its owner's pod web-b took it
 11:00 - Held shop/web-b u2 n1 web: `},
+		{"a virtual machine moves", []string{klogged("10:00", bound, "vm-a", "u1"), strings.Replace(klogged("11:00", bound, "vm-b", "u2"), `why=""`, `why="live migration from node n1 to node n2"`, 1)}, `10:00 11:00 Held shop/vm-a u1 n1 web: its owner's pod vm-b took it: live migration from node n1 to node n2
+11:00 - Held shop/vm-b u2 n1 web: `},
 		{"others", []string{strings.ReplaceAll(klogged("10:00", bound, "web-0", "u1"), "10.0.0.5", "10.0.0.50"), klogged("10:00", `"Something else" address="10.0.0.5"`), "10.0.0.5", `{"10.0.0.5"`}, ""},
 		{"with the time of kubelet", []string{"2025-12-31T09:30:00.123456789Z " + klogged("10:00", bound, "web-0", "u1")}, `09:30 - Held shop/web-0 u1 n1 web: `},
 		{"audited", []string{

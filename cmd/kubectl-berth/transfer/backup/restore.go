@@ -280,7 +280,7 @@ func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	if spec.Service != nil {
 		spec.LastPod, spec.Since = spec.Service.Name, spec.NextSince(now)
 	}
-	spec.Pod, spec.Service, spec.Egress = nil, nil, nil
+	spec.Pod, spec.Twin, spec.Service, spec.Egress = nil, nil, nil, nil
 	if !spec.ExternallyAssigned {
 		spec.Node = "" // otherwise the controller detaches it from the node first
 	}
