@@ -22,8 +22,8 @@ import (
 // ReasonSource is the reason of the node from which a virtual machine moves.
 const ReasonSource = "node(s) from which the virtual machine moves"
 
-// SourceOf returns the UID of the pod from which the requesting pod can take addresses over: a pod of
-// the same owner that isSource accepts; empty if there is none. An external assigner attaches an
+// SourceOf returns the UID of the pod from which the requesting pod can take addresses over: a pod
+// of the same owner that isSource accepts; empty if there is none. An external assigner attaches an
 // address to one node only. It does not block.
 func (i *IPAM) SourceOf(request *Request, isSource func(pod Holder) bool) string {
 	for _, record := range i.book.RecordsOf(request.ownerKey()) {
