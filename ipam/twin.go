@@ -22,13 +22,16 @@ import (
 // ReasonSource is the reason of the node from which a virtual machine moves.
 const ReasonSource = "node(s) from which the virtual machine moves"
 
-// MovesFrom returns whether a pod has addresses that a target of a live migration can take over: an
-// external assigner attaches an address to one node only. It does not block.
-func (i *IPAM) MovesFrom(namespace, podUID string) bool {
-	records := i.book.OfPod(namespace, podUID)
-	return len(records) > 0 && !slices.ContainsFunc(records, func(record allocator.Record) bool {
-		return record.Attached || record.PodUID != podUID
-	})
+// SourceOf returns the UID of the pod from which the requesting pod can take addresses over: a pod
+// of the same owner that isSource accepts; empty if there is none. An external assigner attaches an
+// address to one node only. It does not block.
+func (i *IPAM) SourceOf(request *Request, isSource func(pod Holder) bool) string {
+	for _, record := range i.book.RecordsOf(request.ownerKey()) {
+		if holder := holderOf(&record); holder.UID != "" && holder.UID != request.UID && !record.Attached && !record.OfService && isSource(holder) {
+			return holder.UID
+		}
+	}
+	return ""
 }
 
 // twinCandidates returns the addresses of the pod that the request names, and no others.

@@ -67,8 +67,13 @@ func TestTwin(t *testing.T) {
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
 	source := reserve(t, i, ofMachine("source"))
 	commit(t, i, source)
-	if !i.MovesFrom("shop", "source") || i.MovesFrom("shop", "target") {
-		t.Error("the source and the target are mixed up")
+	next := ofMachine("target")
+	for name, is := range map[string]func(Holder) bool{
+		"source": func(pod Holder) bool { return pod == Holder{"shop", "source", "source"} }, "": func(Holder) bool { return false },
+	} {
+		if got := i.SourceOf(&next, is); got != name {
+			t.Errorf("the source is %q, want %q", got, name)
+		}
 	}
 	candidates, err := i.Candidates(target("target", "source"))
 	if err != nil {

@@ -161,8 +161,8 @@ type Allocator struct {
 // book's lock and must not block.
 type Pods interface {
 	// Gone says whether the pod has ended, and its twin, if it has one: its owner may use the address
-	// before the record says so. When the answer becomes true, [Allocator.Ended] must be called, unless
-	// a new record follows.
+	// before the record says so. When the answer becomes true, [Allocator.Ended] must be called,
+	// unless a new record follows.
 	Gone(record *Record) bool
 	// Lost says whether the pod is being deleted and its node is lost, so that the deletion may never
 	// end. The pod keeps its address. Its owner may have another address in its place.

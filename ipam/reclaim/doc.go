@@ -42,8 +42,8 @@
 // # Live migrations
 //
 // While a virtual machine moves, its address has two pods: the holder, and a twin, which the
-// scheduler records when it binds the target pod. When the target took over ([tookOver]), they swap.
-// When the holder is gone, the twin becomes the holder; when the twin is gone, it is dropped
+// scheduler records when it binds the target pod. When the target took over ([tookOver]), they
+// swap. When the holder is gone, the twin becomes the holder; when the twin is gone, it is dropped
 // ([turnOf]). So the release policy never sees an address with a twin.
 //
 // # Addresses of nodes

@@ -45,8 +45,8 @@ func turnOf(ip *v1alpha1.FloatingIP, holder, twin *v1.Pod) turn {
 	return await
 }
 
-// tookOver returns whether a pod says that it took over the addresses whose FloatingIPs have at most
-// this resource version, or that its machine runs.
+// tookOver returns whether a pod says that it took over the addresses whose FloatingIPs have at
+// most this resource version, or that its machine runs.
 func tookOver(pod *v1.Pod, version string) bool {
 	if pod.Annotations[v1alpha1.AnnotationMigrated] != "" {
 		return true
@@ -55,8 +55,8 @@ func tookOver(pod *v1.Pod, version string) bool {
 	return err == nil && order >= 0
 }
 
-// gatherTwin returns the record that follows in a live migration, or nil. holder is the pod that has
-// the address if it is alive, and stopped says that its node does not carry the address.
+// gatherTwin returns the record that follows in a live migration, or nil. holder is the pod that
+// has the address if it is alive, and stopped says that its node does not carry the address.
 func (r *Reclaimer) gatherTwin(ctx context.Context, ip *v1alpha1.FloatingIP, holder *v1.Pod, stopped bool) (*correction, error) {
 	if ip.Spec.Twin == nil {
 		return nil, nil

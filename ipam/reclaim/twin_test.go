@@ -124,8 +124,8 @@ type moving struct {
 	observed cache.ResourceEventHandler
 	name     string
 	policy   v1alpha1.ReleasePolicy
-	// pods are at the API server, and seen in the cache. All of them that are alive were bound with the
-	// address. runs is the one in which the guest runs.
+	// pods are at the API server, and seen in the cache. All of them that are alive were bound with
+	// the address. runs is the one in which the guest runs.
 	pods, seen map[string]*v1.Pod
 	runs       string
 	swaps      int

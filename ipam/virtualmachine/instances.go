@@ -27,8 +27,8 @@ var (
 	Migrations = schema.GroupVersionResource{Group: "kubevirt.io", Version: "v1", Resource: "virtualmachineinstancemigrations"}
 )
 
-// Watch has the metadata of the objects of a resource. It begins at the first question, because most
-// clusters do not have KubeVirt. Safe for concurrent use.
+// Watch has the metadata of the objects of a resource. It begins at the first question, because
+// most clusters do not have KubeVirt. Safe for concurrent use.
 type Watch struct {
 	client   metadata.Interface
 	resource schema.GroupVersionResource

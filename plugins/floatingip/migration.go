@@ -7,7 +7,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam"
@@ -23,28 +22,23 @@ func (pl *Plugin) migrates(pod *v1.Pod, request *ipam.Request) error {
 	if migration == "" || request.MayHaveFixedSet() && !(request.FixedSet && request.MaxPods == 1) {
 		return nil
 	}
-	source := pl.pods.sibling(pod, func(other *v1.Pod) bool { return pl.addresses.MovesFrom(other.Namespace, string(other.UID)) })
-	if source == nil {
+	source := pl.addresses.SourceOf(request, func(other ipam.Holder) bool { return pl.pods.areSiblings(pod, other) })
+	if source == "" {
 		return nil
 	}
 	if _, err := pl.migrations.WithUID(pod.Namespace, migration); err != nil {
 		return &ipam.LookupError{Err: fmt.Errorf("find the live migration to pod %s/%s: %w", pod.Namespace, pod.Name, err)}
 	}
-	request.TwinOf = string(source.UID)
+	request.TwinOf = source
 	return nil
 }
 
-// sibling returns another live pod with the same controller that matches; nil if there is none.
-func (k *knownPods) sibling(pod *v1.Pod, matches func(*v1.Pod) bool) *v1.Pod {
-	controller := metav1.GetControllerOfNoCopy(pod)
-	all, err := k.lister.Pods(pod.Namespace).List(labels.Everything())
-	if err != nil || controller == nil {
-		return nil
+// areSiblings says whether another pod is alive and has the same controller.
+func (k *knownPods) areSiblings(pod *v1.Pod, other ipam.Holder) bool {
+	now := k.get(other.Namespace, other.Name)
+	if ipam.IsGone(now, other.UID) {
+		return false
 	}
-	for _, other := range all {
-		if of := metav1.GetControllerOfNoCopy(other); of != nil && of.UID == controller.UID && other.UID != pod.UID && !ipam.IsGone(other, string(other.UID)) && matches(other) {
-			return other
-		}
-	}
-	return nil
+	of, its := metav1.GetControllerOfNoCopy(pod), metav1.GetControllerOfNoCopy(now)
+	return of != nil && its != nil && of.UID == its.UID
 }

@@ -139,9 +139,9 @@ type FloatingIPSpec struct {
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
 
-	// twin is the other pod of a live migration of the virtual machine that has the address. Before the
-	// take-over it is the target pod, which is ready to answer for the address. Afterwards it is the
-	// source pod, until that pod ends. The holder is always pod, on node.
+	// twin is the other pod of a live migration of the virtual machine that has the address. Before
+	// the take-over it is the target pod, which is ready to answer for the address. Afterwards it is
+	// the source pod, until that pod ends. The holder is always pod, on node.
 	//
 	// +optional
 	Twin *Twin `json:"twin,omitempty"`

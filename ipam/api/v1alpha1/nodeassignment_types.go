@@ -266,9 +266,9 @@ type PodResult struct {
 	//
 	// +optional
 	PortMapping string `json:"portMapping,omitempty"`
-	// tookOver is the pod's annotation berth.dev/took-over: the node answers for the addresses that the
-	// pod has as a twin, and this is the highest resource version of their FloatingIPs. The agent tells
-	// it again while a newer FloatingIP does not name the pod as the holder.
+	// tookOver is the pod's annotation berth.dev/took-over: the node answers for the addresses that
+	// the pod has as a twin, and this is the highest resource version of their FloatingIPs. The agent
+	// tells it again while a newer FloatingIP does not name the pod as the holder.
 	//
 	// +kubebuilder:validation:MaxLength=20
 	// +optional

@@ -160,8 +160,8 @@ func TestManyPodResults(t *testing.T) {
 	}
 }
 
-// Only berth-controller says that a pod took its address over: neither the author of a pod does, nor
-// who may change it. An administrator may restore it.
+// Only berth-controller says that a pod took its address over: neither the author of a pod does,
+// nor who may change it. An administrator may restore it.
 func TestTookOverIsTold(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

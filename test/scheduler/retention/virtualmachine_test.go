@@ -154,11 +154,15 @@ func (m machines) becomes(address, holder, twin string) (version string) {
 		if err != nil {
 			return err
 		}
+		isOn := func(pod, node string) bool {
+			now, err := m.Kube.CoreV1().Pods(simulation.Namespace).Get(m.Ctx, pod, metav1.GetOptions{})
+			return err == nil && now.Spec.NodeName == node
+		}
 		var has, other string
-		if ip.Spec.Pod != nil && ip.Spec.Node == m.Get(ip.Spec.Pod.Name).Spec.NodeName {
+		if ip.Spec.Pod != nil && isOn(ip.Spec.Pod.Name, ip.Spec.Node) {
 			has = ip.Spec.Pod.Name
 		}
-		if ip.Spec.Twin != nil && ip.Spec.Twin.Node == m.Get(ip.Spec.Twin.Pod.Name).Spec.NodeName {
+		if ip.Spec.Twin != nil && isOn(ip.Spec.Twin.Pod.Name, ip.Spec.Twin.Node) {
 			other = ip.Spec.Twin.Pod.Name
 		}
 		if version = ip.ResourceVersion; has != holder || other != twin {
