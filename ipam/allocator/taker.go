@@ -106,12 +106,14 @@ func (s *takers) leaveRoom(c Claimant, ended func(taker) bool) bool {
 	return room > 0
 }
 
-// hasEnded says whether the pod that a taken address records is gone or lost.
+// hasEnded says whether the pod that a taken address records is gone or lost. A twin counts when it
+// has the address itself.
 func (a *Allocator) hasEnded(e *entry) bool {
 	if e.stored.podUID == "" || a.pods == nil {
 		return false
 	}
 	record := e.record()
+	record.TwinName, record.TwinUID = "", ""
 	return a.pods.Gone(&record) || a.pods.Lost(&record)
 }
 

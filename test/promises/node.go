@@ -91,12 +91,12 @@ var node = []promise{
 	},
 	{
 		"A node that hears of a newer record of an address falls silent.", "docs/explanation/one-holder.md#how",
-		"agent/answering/link.go", "if h.phase != Closed || h.cause != Newer {\n\t\t\tl.close(h, Newer)\n\t\t\tl.ask(h)", "if h.phase == Asking {\n\t\t\tl.close(h, Newer)\n\t\t\tl.ask(h)",
+		"agent/answering/link.go", "case !h.isClosedByOther():\n\t\t\tl.close(h, heardBy(m))", "case h.phase == Asking:\n\t\t\tl.close(h, heardBy(m))",
 		"agent/answerer", "TestNewerRecord",
 	},
 	{
 		"A node asks its kernel before it denies.", "docs/explanation/one-holder.md#how",
-		"agent/answerer/answerer.go", "out.Kind != answering.Deny || l.isSilent(ctx, out.Address)", "true",
+		"agent/answerer/answerer.go", "out.Kind != answering.Deny && out.Kind != answering.Yield || l.isSilent(ctx, out.Address)", "true",
 		"agent/answerer", "TestKernelAnswers",
 	},
 	{

@@ -76,7 +76,7 @@ var tools = []promise{
 	},
 	{
 		"The console lets in whoever has the token of its URL, and nobody else.", "docs/how-to/console.md#who-may-see-it",
-		"cmd/kubectl-berth/console/access/local.go", "return err == nil && l.isToken(cookie.Value)", `return err == nil && cookie.Value != ""`,
+		"cmd/kubectl-berth/console/access/access.go", "return err == nil && l.isToken(cookie.Value)", `return err == nil && cookie.Value != ""`,
 		"cmd/kubectl-berth/console/access", "TestLocal",
 	},
 	{

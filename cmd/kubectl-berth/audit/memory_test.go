@@ -17,7 +17,7 @@ import (
 
 // With 150,000 addresses and pods, check stays below 500 MB.
 func TestMemory(t *testing.T) {
-	const n, most = 20000, 1900
+	const n, most = 20000, 1950
 	text := func(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 	uid := func(i int, kind string) types.UID {
 		return types.UID(text("%08x-%s-4000-8000-0000%08x", i, kind, i))
