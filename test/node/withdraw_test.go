@@ -97,6 +97,13 @@ func TestWithdraw(t *testing.T) {
 	n.kill()
 	n.start()
 	eventually(t, func() error { return eventOn(t, mistaken.pod, "AddressesRestored", "10.70.52.7") })
+	// The event says that it begins.
+	eventually(t, func() error {
+		if !answers(net.client, "10.70.52.7") {
+			return errors.New("nobody answers at 10.70.52.7")
+		}
+		return nil
+	})
 	ping(t, net.client, "10.70.52.7")
 	ping(t, net.client, "10.70.52.8")
 	for _, c := range []*container{deleted, finished, mistaken, stays} {
