@@ -2,15 +2,14 @@
 
 // Package egress has the ordinary pods of a node leave the cluster with an address of the node, or
 // from its ports of an IPClaim's, as its NodeAssignment says. Pods of a namespace with a claim of
-// which the node has no ports do not leave. It knows the node's pods from ADD on,
-// so a pod's first packet is right; and it follows the labels of namespaces. It gives the node no
-// address: package assignment does, and while the node does not have one, the pods do not leave.
-// While the API server has not told the NodeAssignment and the namespaces since the start, the
-// kernel stays as it is, and ordinary pods wait. When the agent ends, all stays.
+// which the node has no ports do not leave. It knows the node's pods from ADD on, so a pod's first
+// packet is right; and it follows the labels of namespaces. It gives the node no address: package
+// assignment does, and while the node does not have one, the pods do not leave. While the API
+// server has not told the NodeAssignment, the claims and the namespaces since the start, the kernel
+// stays as it is, and ordinary pods wait. When the agent ends, all stays.
 package egress
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,7 +149,14 @@ func (e *Egress) Run(ctx context.Context, pods Pods) error {
 		return fmt.Errorf("prepare the watch of namespaces: %w", err)
 	}
 	if _, err := e.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { e.Soon() }, DeleteFunc: func(any) { e.Soon() }, UpdateFunc: func(_, _ any) { e.Soon() },
+		AddFunc: func(any) { e.Soon() }, DeleteFunc: func(any) { e.Soon() },
+		UpdateFunc: func(was, is any) {
+			before, ok := was.(*v1alpha1.IPClaim)
+			after, ok2 := is.(*v1alpha1.IPClaim)
+			if !ok || !ok2 || before.UID != after.UID || before.Generation != after.Generation {
+				e.Soon()
+			}
+		},
 	}); err != nil {
 		return fmt.Errorf("prepare the watch of IPClaims: %w", err)
 	}
@@ -206,9 +212,7 @@ func (e *Egress) claims() (all []*v1alpha1.IPClaim) {
 			all = append(all, claim)
 		}
 	}
-	slices.SortFunc(all, func(x, y *v1alpha1.IPClaim) int {
-		return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
-	})
+	slices.SortFunc(all, (*v1alpha1.IPClaim).CompareAge)
 	return all
 }
 
@@ -282,7 +286,7 @@ func (e *Egress) note(pod Pod) (idle bool) {
 	defer e.mu.Unlock()
 	e.adding[pod.ID] = pod
 	assignment, _ := e.Assignment()
-	return e.known && len(e.put) == 0 && len(e.claims()) == 0 && (assignment == nil || len(assignment.Spec.Egress)+len(assignment.Spec.Claims) == 0)
+	return e.known && len(e.put) == 0 && len(e.Claims.GetStore().ListKeys()) == 0 && (assignment == nil || len(assignment.Spec.Egress)+len(assignment.Spec.Claims) == 0)
 }
 
 // Attached says that the ADD of a container is complete: OrdinaryPods lists it.

@@ -97,7 +97,7 @@ func (n *Node) SendsFrom(ctx context.Context, addr netip.Addr, first uint16) (bo
 	if errors.Is(err, ErrNotCarrier) {
 		return false, nil
 	}
-	return err == nil && ip.Spec.Egress != nil && ip.Spec.Egress.Has(n.name, int32(first)), err
+	return err == nil && ip.Spec.Egress.Has(n.name, int32(first)), err
 }
 
 // get reads a FloatingIP from the API server. If there is none, its error wraps absent.

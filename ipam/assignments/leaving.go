@@ -33,7 +33,7 @@ func egressIndex(object any) ([]string, error) {
 func (a *Assignments) Leaving(namespace string) []*v1alpha1.IPClaim {
 	claims := view.Indexed[*v1alpha1.IPClaim](a.claims, byEgress, namespace)
 	slices.SortFunc(claims, func(x, y *v1alpha1.IPClaim) int {
-		return cmp.Or(cmp.Compare(x.Namespace, y.Namespace), x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
+		return cmp.Or(cmp.Compare(x.Namespace, y.Namespace), x.CompareAge(y))
 	})
 	return claims
 }
@@ -106,7 +106,7 @@ func (a *Assignments) mayTake(ctx context.Context, node string, before, after []
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
 		}
-		if err == nil && live.Spec.Owner != nil && live.Spec.Owner.UID == c.UID && live.Spec.Egress != nil && live.Spec.Egress.Has(node, c.FirstPort) {
+		if err == nil && live.Spec.Owner != nil && live.Spec.Owner.UID == c.UID && live.Spec.Egress.Has(node, c.FirstPort) {
 			return fmt.Errorf("take ports of %s from node %s: %w", c.Address, node, store.ErrChanged)
 		}
 	}

@@ -518,9 +518,9 @@ type EgressHolder struct {
 	Blocks []EgressBlock `json:"blocks,omitempty"`
 }
 
-// Has returns whether a node is to send from the block with a first port.
+// Has returns whether a node is to send from the block with a first port; false if h is nil.
 func (h *EgressHolder) Has(node string, first int32) bool {
-	return slices.ContainsFunc(h.Blocks, func(b EgressBlock) bool { return b.Node == node && b.Index*h.PortsPerNode == first && !b.Withdrawn })
+	return h != nil && slices.ContainsFunc(h.Blocks, func(b EgressBlock) bool { return b.Node == node && b.Index*h.PortsPerNode == first && !b.Withdrawn })
 }
 
 // EgressBlock is ports of an address from which one node sends packets of pods.

@@ -2,7 +2,11 @@
 
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"cmp"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // IPClaim is a named set of addresses for the pods of one namespace that name it in
 // the annotation berth.dev/claim, whatever workloads they belong to. It owns the
@@ -124,6 +128,12 @@ type ClaimEgress struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another claim"
 	// +optional
 	PortsPerNode int32 `json:"portsPerNode,omitempty"`
+}
+
+// CompareAge is negative if the IPClaim was created before other, of the same namespace. Of several
+// with egress, the oldest counts.
+func (c *IPClaim) CompareAge(other *IPClaim) int {
+	return cmp.Or(c.CreationTimestamp.Compare(other.CreationTimestamp.Time), cmp.Compare(c.Name, other.Name))
 }
 
 // EgressFamilies returns the families of the addresses by which pods leave for the claim; none for
