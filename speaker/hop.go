@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // unusable are the flags of addresses that may go, or are not there yet.
@@ -25,9 +26,9 @@ func nextHop(router netip.Addr) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("find the link by which %s is reached: %w", router, err)
 	}
-	all, err := netlinksafe.AddrList(link, netlink.FAMILY_V6)
+	all, err := rtnl.Addresses(link, netlink.FAMILY_V6)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("list the addresses of link %s: %w", link.Attrs().Name, err)
+		return netip.Addr{}, err
 	}
 	hop := lowest(all, netip.PrefixFrom(netip.IPv6Unspecified(), 0), netlink.SCOPE_UNIVERSE)
 	if !hop.IsValid() {
@@ -38,9 +39,9 @@ func nextHop(router netip.Addr) (netip.Addr, error) {
 
 // sourceIn returns the node's address in a prefix, of several the lowest.
 func sourceIn(prefix netip.Prefix) (netip.Addr, error) {
-	all, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	all, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("list the addresses of the node: %w", err)
+		return netip.Addr{}, err
 	}
 	source := lowest(all, prefix, netlink.SCOPE_UNIVERSE)
 	if !source.IsValid() {

@@ -36,9 +36,9 @@ func (p *entry) resolve() (source netip.Addr, err error) {
 	if err != nil {
 		return source, fmt.Errorf("find spec.peer.interface, %s: %w", p.Interface, err)
 	}
-	all, err := netlinksafe.AddrList(link, netlink.FAMILY_V6)
+	all, err := rtnl.Addresses(link, netlink.FAMILY_V6)
 	if err != nil {
-		return source, fmt.Errorf("list the addresses of link %s: %w", p.Interface, err)
+		return source, err
 	}
 	if source = lowest(all, linkLocal, netlink.SCOPE_LINK).WithZone(p.Interface); !source.IsValid() {
 		return source, fmt.Errorf("link %s has no link-local IPv6 address: it must be up, and have IPv6", p.Interface)
@@ -79,9 +79,9 @@ func (p *entry) next(routers []netip.Addr) netip.Addr {
 // router advertisements or neighbour discovery. It does not know that a neighbour is a router where
 // advertisements have no link-layer address: so all are, where none is known to be one.
 func routersAt(link netlink.Link) ([]netip.Addr, error) {
-	neighbours, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(link.Attrs().Index, netlink.FAMILY_V6) })
+	neighbours, err := rtnl.Neighbors(link.Attrs().Index, netlink.FAMILY_V6)
 	if err != nil {
-		return nil, fmt.Errorf("list the neighbours at link %s: %w", link.Attrs().Name, err)
+		return nil, err
 	}
 	var all, routers []netip.Addr
 	for i := range neighbours {

@@ -167,9 +167,9 @@ func fixVTEP(v, want *netlink.Vxlan) (changed bool, err error) {
 // so that the kernel makes no broadcast route.
 func assign(link netlink.Link, addr netip.Addr) (changed bool, err error) {
 	name := link.Attrs().Name
-	have, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
+	have, err := rtnl.Addresses(link, rtnl.FamilyOf(addr))
 	if err != nil {
-		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
+		return false, err
 	}
 	want := rtnl.SinglePrefix(addr)
 	found := false

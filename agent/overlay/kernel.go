@@ -150,9 +150,9 @@ func replaced(h netlink.Neigh, family int, want []netlink.Neigh) bool {
 }
 
 func permanentNeighs(link, family int) ([]netlink.Neigh, error) {
-	listed, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(link, family) })
+	listed, err := rtnl.Neighbors(link, family)
 	if err != nil {
-		return nil, fmt.Errorf("list the entries of link %d: %w", link, err)
+		return nil, err
 	}
 	var all []netlink.Neigh
 	for _, n := range listed {

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -283,9 +282,9 @@ func (o *Overlay) publicAddress(l local, like netip.Addr) (netip.Addr, error) {
 	if o.Address.Is4() == like.Is4() {
 		return o.Address, nil
 	}
-	addrs, err := netlinksafe.AddrList(l.uplink, rtnl.FamilyOf(like))
+	addrs, err := rtnl.Addresses(l.uplink, rtnl.FamilyOf(like))
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", l.uplink.Attrs().Name, err)
+		return netip.Addr{}, err
 	}
 	var first netip.Addr
 	for _, a := range addrs {

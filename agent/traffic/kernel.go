@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
@@ -24,9 +23,9 @@ type Reader struct{ ends map[string]netlink.Link }
 
 // Read lists the links of the node.
 func Read() (*Reader, error) {
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list the node's links: %w", err)
+		return nil, err
 	}
 	r := &Reader{ends: make(map[string]netlink.Link, len(links))}
 	for _, l := range links {

@@ -18,7 +18,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
@@ -132,9 +131,9 @@ func (p *preflight) link() {
 		p.problem("", "%v", err)
 		return
 	}
-	all, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	all, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		p.problem("", "list addresses: %v", err)
+		p.problem("", "%v", err)
 		return
 	}
 	for _, a := range all {

@@ -165,9 +165,9 @@ func (i Interface) has(link netlink.Link) (own, other bool, err error) {
 // container can choose the indices of its links and of their peers. So endsOf looks only at the
 // node's links, by the namespace to which, by the kernel, they lead.
 func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list the node's links: %w", err)
+		return nil, err
 	}
 	// The list above gave the namespace a number, if it had none.
 	nsid, err := netlink.GetNetNsIdByFd(int(netns.Fd()))
@@ -287,9 +287,9 @@ func (i Interface) nodeLinks() ([]netlink.Link, error) {
 	if err != nil || i.alias() == "" {
 		return named, err
 	}
-	links, err := netlinksafe.LinkList()
+	links, err := rtnl.Links()
 	if err != nil {
-		return nil, fmt.Errorf("list the node's links: %w", err)
+		return nil, err
 	}
 	for _, l := range links {
 		if l.Attrs().Alias == i.alias() {

@@ -62,7 +62,7 @@ func readNode() (node, error) {
 				n.routes[way{to.Addr(), r.LinkIndex}] = true
 			}
 		}
-		neighs, err := rtnl.Neighbors(family)
+		neighs, err := rtnl.Neighbors(0, family)
 		if err != nil {
 			return n, err
 		}

@@ -17,9 +17,12 @@ func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
 	return netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
 }
 
-// Neighbors lists the neighbours of a family.
-func Neighbors(family int) ([]netlink.Neigh, error) {
-	all, err := Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+// Neighbors lists the neighbours of a family at the link with an index, or at all links if it is 0.
+func Neighbors(link, family int) ([]netlink.Neigh, error) {
+	all, err := Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(link, family) })
+	if err != nil && link != 0 {
+		return nil, fmt.Errorf("list neighbours at link %d: %w", link, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list neighbours: %w", err)
 	}
@@ -35,7 +38,7 @@ func DropQueued(addresses []netip.Addr) error {
 		if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return a.Is4() == (family == unix.AF_INET) }) {
 			continue
 		}
-		all, err := Neighbors(family)
+		all, err := Neighbors(0, family)
 		if err != nil {
 			errs = append(errs, err)
 			continue

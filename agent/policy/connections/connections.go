@@ -11,12 +11,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
@@ -102,9 +100,9 @@ func (j *judge) readNode() error {
 	if !j.onNode {
 		return nil
 	}
-	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	found, err := rtnl.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
+		return err
 	}
 	for _, a := range found {
 		if addr, ok := netip.AddrFromSlice(a.IP); ok {

@@ -89,7 +89,7 @@ func (s *survey) checkAnswers(p proxy, link netlink.Link) error {
 // when the MAC of a link changes.
 func (s *survey) checkNeighbour(want netlink.Neigh) error {
 	if s.neighbours[want.Family] == nil {
-		all, err := rtnl.Neighbors(want.Family)
+		all, err := rtnl.Neighbors(0, want.Family)
 		if err != nil {
 			return err
 		}
